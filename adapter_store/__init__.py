@@ -1,0 +1,1 @@
+"""Adapters as data: PEFT validation, the registry, and blobs."""

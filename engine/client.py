@@ -1,0 +1,51 @@
+"""The seam between the service and the engine."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from engine.messages import EngineInfo, EngineRequest, EngineStats, RequestOutput
+
+FetchAdapter = Callable[[str], Awaitable[None]]
+"""Puts the verified files of a digest into the shared cache folder; raises when they can't be had."""
+
+
+class EngineClient(Protocol):
+    """One service process's view of the engine. All methods run on that process's event loop."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine answers now and takes requests."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's effective limits; raises `EngineUnavailable` before the first welcome."""
+        ...
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+        """Queue a request, then iterate over its outputs until `finished`.
+
+        Awaiting returns once the engine has queued it; raises `RequestRefused` or
+        `EngineUnavailable`. Iterating raises `EngineUnavailable` if the engine is lost midway.
+        """
+        ...
+
+    def next_request_id(self) -> int:
+        """A number that this client has not used before."""
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request; synchronous, so that it works while a task is being cancelled."""
+        ...
+
+    def unload(self, digest: str) -> None:
+        """Drop an adapter that no live version names any more."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of the engine; raises `EngineUnavailable`."""
+        ...
+
+    async def drain(self) -> None:
+        """Stop taking requests; those queued or running go on."""
+        ...

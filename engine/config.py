@@ -1,0 +1,50 @@
+"""Everything the engine is started with: complete and checked before anything is built."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import ConfigError
+
+Policy = Literal["chunked", "prefill_first", "static"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler may do in a step; names as in vLLM."""
+
+    num_kv_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 2048
+    max_loras: int = 8
+    max_queue_len: int = 4096
+    """Waiting requests over all tenants; more are refused with `queue_full`."""
+    policy: Policy = "chunked"
+    enable_prefix_cache: bool = True
+    slot_debt_tokens: int | None = None
+    """Lending past a reservation before its victim is preempted; None: 16 x the token budget."""
+    output_weight: float = 2.0
+    """An output token's charge, in prompt tokens."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
+            "max_model_len", "max_queue_len",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_loras < 0:
+            raise ConfigError(f"max_loras must be at least 0, not {self.max_loras}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): every running sequence decodes in each step"
+            )
+
+    @property
+    def slot_debt_limit(self) -> int:
+        """Tokens lent past a reservation before its victim is preempted."""
+        if self.slot_debt_tokens is not None:
+            return self.slot_debt_tokens
+        return 16 * self.max_num_batched_tokens

@@ -1,0 +1,232 @@
+"""Messages between the service and the engine, as msgspec structs.
+
+A request is known by (client, request_id): the client numbers its own requests. Every engine
+message carries the engine's `generation`, so that a restarted engine's peers drop what is stale.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+WaitCause = Literal["quota", "load", "slot", "kv", "budget", "turn"]
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation request, resolved and tokenised."""
+
+    request_id: int
+    tenant: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    adapter: str | None = None
+    """Digest; None for the base model."""
+    label: str = ""
+    """`name@N`, for statistics only."""
+    weight: float = 1.0
+    """The tenant's share."""
+    max_concurrent: int | None = None
+    """Sequences of this tenant that may run at once; more wait with the cause `quota`."""
+    cache_salt: str = ""
+    """Narrows the prefix cache further; it can never widen it past the tenant."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a drawn token, and the most likely ones beside it."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one choice. `stop_token_id` names the id that ended it, where one did."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+class RequestTiming(msgspec.Struct, frozen=True):
+    """Where a request's time went, in seconds; `queue` sums to the whole queue time."""
+
+    queue: dict[str, float]
+    """By cause of waiting (`WaitCause`)."""
+    prefill: float
+    """First admission to first token."""
+    decode: float
+    """First token to last token."""
+    preemptions: int = 0
+
+    @property
+    def queue_seconds(self) -> float:
+        """Queue time over all causes."""
+        return sum(self.queue.values())
+
+
+class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a step produced for a request. The last one has `finished` and `timing`."""
+
+    request_id: int
+    deltas: list[ChoiceDelta] = []
+    num_cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    finished: bool = False
+    timing: RequestTiming | None = None
+    error_code: str | None = None
+    error: str | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine runs with, all limits effective."""
+
+    model: str
+    fingerprint: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    max_model_len: int
+    """Prompt and output tokens of a sequence at most, the KV pool considered."""
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_loras: int
+    max_lora_rank: int
+    dtype: str
+    device: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine, cheap enough to take every second."""
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    slots_used: int
+    slots_total: int
+    resident: list[str]
+    """Digests that hold a slot."""
+    preemptions: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    host_adapters: int
+    host_adapter_bytes: int
+
+
+# Client to engine.
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client; answered by `Welcome`."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
+    """The client lives. After 2 s of silence its sequences are aborted."""
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    """Answered by `Accepted` or `Refused`, then by outputs."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget a request; harmless when it is unknown or over. Not answered."""
+
+    request_id: int
+
+
+class Have(msgspec.Struct, frozen=True, tag="have"):
+    """The verified files of `digest` lie in the shared cache folder."""
+
+    digest: str
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The files of `digest` cannot be had."""
+
+    digest: str
+    reason: str
+
+
+class Unload(msgspec.Struct, frozen=True, tag="unload"):
+    """No live version has this digest any more: drop it once its sequences have ended."""
+
+    digest: str
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    """Answered by `Stats`."""
+
+    call_id: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Refuse new requests from now on, and go on with those queued or running."""
+
+
+ClientMessage = (
+    Hello | Heartbeat | Generate | Abort | Have | FetchFailed | Unload | GetStats | Drain
+)
+
+
+# Engine to client.
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The engine is ready."""
+
+    generation: int
+    info: EngineInfo
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Sent to every client at least once a second, idle or busy."""
+
+    generation: int
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The request is queued."""
+
+    generation: int
+    request_id: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The request is not queued; fields as in `engine.errors.RequestRefused`."""
+
+    generation: int
+    request_id: int
+    code: str
+    message: str
+    param: str | None = None
+    limit: int | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """All outputs of one step for this client: one message a step."""
+
+    generation: int
+    outputs: list[RequestOutput]
+
+
+class Need(msgspec.Struct, frozen=True, tag="need"):
+    """Put the verified files of `digest` at `cache/<digest>/` and answer `Have` or `FetchFailed`."""
+
+    generation: int
+    digest: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Answers `GetStats`."""
+
+    generation: int
+    call_id: int
+    stats: EngineStats
+
+
+EngineMessage = Welcome | Alive | Accepted | Refused | Outputs | Need | Stats

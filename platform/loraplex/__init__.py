@@ -1,0 +1,1 @@
+"""The service: tenancy, the OpenAI surface, adapter registration, and the command line."""
