@@ -12,7 +12,7 @@ from pathlib import Path
 
 SANITY_QUESTION = "What is the capital of France?"
 SANITY_WORD = "Paris"
-STALE_CONFIG_FIELDS = ("_name_or_path", "quantization_config")
+STALE_CONFIG_FIELDS = ("_name_or_path", "_model_name_or_path", "quantization_config")
 
 
 @contextlib.contextmanager
