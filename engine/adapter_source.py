@@ -1,0 +1,71 @@
+"""Where adapter weights come from, as the engine core sees it.
+
+The core never reads a file: it asks a source to bring an adapter to host memory, polls for what
+arrived, and hands the weights to the runner when the scheduler has given the adapter a slot.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from engine.scheduled_batch import ScheduledBatch, StepResult
+
+
+class AdapterReady(NamedTuple):
+    """The weights of `digest` are in host memory."""
+
+    digest: str
+    seconds: float
+    """How long it took, from the first `prefetch` on."""
+
+
+class AdapterFailed(NamedTuple):
+    """The weights of `digest` cannot be had; a later `prefetch` tries again."""
+
+    digest: str
+    reason: str
+
+
+AdapterEvent = AdapterReady | AdapterFailed
+
+
+class AdapterSource(Protocol):
+    """Adapters in host memory, by digest. No method blocks; all are called between steps."""
+
+    def prefetch(self, digest: str) -> None:
+        """Start to bring an adapter to host memory. Idempotent.
+
+        Every call is answered by at least one event, also where the weights are there already.
+        """
+        ...
+
+    def poll(self) -> Sequence[AdapterEvent]:
+        """What arrived or failed since the last call, in order."""
+        ...
+
+    def get(self, digest: str) -> Any | None:
+        """The weights if they are in host memory; counts as a use for the LRU order."""
+        ...
+
+    def release(self, digest: str) -> None:
+        """No sequence wants this adapter any more: it may be evicted, least recently used first."""
+        ...
+
+    def forget(self, digest: str) -> None:
+        """Drop the adapter for good; called once no sequence wants it and no slot holds it."""
+        ...
+
+
+class Runner(Protocol):
+    """The side that holds every tensor."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run one step: block copies, one forward pass, sampling."""
+        ...
+
+    def install_adapter(self, slot: int, weights: Any) -> None:
+        """Put weights into a slot that no row of the next batch uses."""
+        ...
+
+    def clear_slot(self, slot: int) -> None:
+        """Forget a slot's weights."""
+        ...
