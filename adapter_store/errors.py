@@ -1,0 +1,115 @@
+"""Exceptions of the adapter store.
+
+AdapterStoreError
+├── AdapterFormatError       an uploaded adapter that cannot be served exactly (`.code`, `.field`)
+├── BaseModelError           the base model's folder cannot be read; raised at start
+├── RegistryError            a rule of the registry (`.code`)
+│   ├── ModelNotFound        no such base, adapter, version or alias that this tenant may see
+│   ├── AdapterNotFound      the tenant has no adapter of that name
+│   ├── TenantNotFound       no tenant of that name
+│   ├── InvalidName          a name, alias or model reference with a wrong form
+│   ├── NameTaken            the name is in use
+│   ├── NameReserved         the name is kept for the base model
+│   ├── VersionInUse         an alias points to the version
+│   └── AliasConflict        the alias does not point to the version that the caller expected
+└── BlobError                the adapter's files (`.digest`)
+    ├── BlobMissing          no files of that digest
+    └── BlobCorrupt          the files do not hash to their digest
+"""
+
+
+class AdapterStoreError(Exception):
+    """Base of all errors of the adapter store."""
+
+
+class AdapterFormatError(AdapterStoreError):
+    """An adapter that is malformed, or that cannot be served exactly as PEFT computes it.
+
+    `code` is a stable reason code (`unsupported_field`, `foreign_tensor`, `rank_too_large`, ...);
+    `field` names the config field, tensor key or archive member at fault, where there is one.
+    """
+
+    def __init__(self, code: str, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = field
+
+
+class BaseModelError(AdapterStoreError):
+    """The base model's folder has no readable `config.json` or safetensors weights."""
+
+
+class RegistryError(AdapterStoreError):
+    """A request that a rule of the registry forbids; `code` is a stable reason code."""
+
+    code = "registry_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ModelNotFound(RegistryError):
+    """No base model, adapter, version or alias of that name which the tenant may see."""
+
+    code = "model_not_found"
+
+
+class AdapterNotFound(RegistryError):
+    """The tenant has no adapter of that name."""
+
+    code = "adapter_not_found"
+
+
+class TenantNotFound(RegistryError):
+    """No tenant of that name, or not one that the caller may see."""
+
+    code = "tenant_not_found"
+
+
+class InvalidName(RegistryError):
+    """A name, alias or model reference that does not have the form the registry asks for."""
+
+    code = "invalid_name"
+
+
+class NameTaken(RegistryError):
+    """The name is already in use."""
+
+    code = "name_taken"
+
+
+class NameReserved(RegistryError):
+    """The name is kept for the base model."""
+
+    code = "name_reserved"
+
+
+class VersionInUse(RegistryError):
+    """The version cannot be deleted: an alias points to it."""
+
+    code = "version_in_use"
+
+
+class AliasConflict(RegistryError):
+    """The alias does not point to the version that the caller expected."""
+
+    code = "alias_conflict"
+
+
+class BlobError(AdapterStoreError):
+    """Base of the errors about an adapter's stored files."""
+
+    def __init__(self, digest: str, message: str) -> None:
+        super().__init__(message)
+        self.digest = digest
+        self.message = message
+
+
+class BlobMissing(BlobError):
+    """No files are stored under the digest."""
+
+
+class BlobCorrupt(BlobError):
+    """The stored files do not hash to their digest."""
