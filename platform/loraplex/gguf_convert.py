@@ -1,4 +1,4 @@
-"""Turn the GGUF file of a Llama-style chat model into a Hugging Face folder.
+"""Turn the GGUF file of a SmolLM2 chat model into a Hugging Face folder.
 
 Owns the conversion and the sanity check of its result; `loraplex.weights` fetches the file and
 decides where the folder lives. torch and transformers are imported on use, so that importing
@@ -7,8 +7,9 @@ this module costs nothing.
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 SANITY_QUESTION = "What is the capital of France?"
 SANITY_WORD = "Paris"
@@ -16,7 +17,7 @@ STALE_CONFIG_FIELDS = ("_name_or_path", "_model_name_or_path", "quantization_con
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Generator[None]:
     """Keep transformers' warnings and its own bars out of the terminal, then restore them."""
     from transformers.utils import logging
 
@@ -39,7 +40,7 @@ def convert_gguf(gguf_file: Path, folder: Path, *, name: str) -> None:
     transformers refuses `save_pretrained` on a model that it dequantised, so the weights are
     copied into a fresh `LlamaForCausalLM`. `name` becomes the config's `_name_or_path`.
     """
-    import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     with quiet_transformers():
@@ -54,9 +55,17 @@ def convert_gguf(gguf_file: Path, folder: Path, *, name: str) -> None:
         model = LlamaForCausalLM(config)
         model.load_state_dict(loaded.state_dict())
         model.generation_config = loaded.generation_config
-        model.to(torch.bfloat16).save_pretrained(folder)
+        model.bfloat16().save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(
             gguf_file.parent, gguf_file=gguf_file.name, local_files_only=True
+        )
+        # The GGUF says `pre = smollm`: digits are split off one by one *before* the byte-level
+        # pattern. transformers' reader leaves that out, which changes e.g. "\n\n2".
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
         )
         tokenizer.model_max_length = config.max_position_embeddings
         tokenizer.save_pretrained(folder)
@@ -68,7 +77,7 @@ def sanity_answer(folder: Path) -> str:
 
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         inputs = tokenizer.apply_chat_template(
             [{"role": "user", "content": SANITY_QUESTION}],
             add_generation_prompt=True,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Literal
 
@@ -259,7 +259,7 @@ def _build_from_hub(scratch: Path, progress: ProgressReporter) -> Path:
 
 
 @contextlib.contextmanager
-def _watch_size(folder: Path, progress: ProgressReporter) -> Iterator[None]:
+def _watch_size(folder: Path, progress: ProgressReporter) -> Generator[None]:
     """Report how many bytes lie under `folder`, every fifth of a second, until the block ends."""
     stop = threading.Event()
 
