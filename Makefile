@@ -1,0 +1,64 @@
+# `make demo` and `make test` are all a newcomer needs; each sets up what it uses.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# On a machine without a GPU, a CPU build of torch saves gigabytes: see README, "Installing torch".
+TORCH_INDEX_URL ?=
+PIP_INSTALL := $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+DEMO_ARGS := $(if $(ONCE),--once)
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev demo serve test test-slow lint format types check wheel clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) scripts/preflight.py
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## Make the virtual environment with what serving needs
+
+dev: $(VENV)/.installed-dev ## ... and with what development needs
+
+demo: install ## Serve three adapters of two tenants on a real model (ONCE=1: answer and exit)
+	@$(BIN)/loraplex demo $(DEMO_ARGS)
+
+serve: install ## Serve your own model: make serve MODEL=DIR_OR_HUB_ID
+	@$(BIN)/loraplex serve --model $(MODEL)
+
+test: dev ## Run the tests
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+test-slow: dev ## Run the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
+
+lint: dev ## Check style and spelling
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/codespell
+
+format: dev ## Rewrite the code in the house style
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+types: dev ## Check types
+	@$(BIN)/pyright
+
+check: lint types test ## Everything that must pass before a commit
+
+wheel: dev ## Build the wheel
+	@rm -rf build dist
+	@$(BIN)/python -m build --wheel -q
+
+clean: ## Remove the virtual environment and what builds leave behind
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+"""Fixtures for every test: one async backend, few threads, and nothing of the developer's own."""
+
+import os
+
+import pytest
+
+# Before torch and tokenizers are imported: two test processes must fit on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own LORAPLEX_* settings must not reach a test; the weights cache may."""
+    for name in list(os.environ):
+        if name.startswith("LORAPLEX_") and name != "LORAPLEX_CACHE":
+            monkeypatch.delenv(name)
