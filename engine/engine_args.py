@@ -1,0 +1,108 @@
+"""Everything an engine process is started with, as one JSON document.
+
+The supervisor writes it, `engine.process` reads it. None means "chosen from the machine and the
+model"; the effective values are those of `engine.messages.EngineInfo`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.config import Policy
+from engine.errors import ConfigError
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1)]
+
+MAX_SOCKET_PATH = 99
+"""Bytes of an ipc path at most; Linux cuts `sun_path` at 107, and zmq adds to it while binding."""
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of one engine process; checked by `parse_engine_args`."""
+
+    model_dir: Text
+    """Folder with config.json, tokenizer files and safetensors."""
+    socket_path: Text
+    """Where the ROUTER binds; its folder is made with mode 0700, or must have it."""
+    cache_dir: Text
+    """Adapters on local disk, `<digest>/` each; shared with the service."""
+    generation: Positive
+    """Number of this start; a supervisor never uses one twice."""
+    parent_pid: Positive | None = None
+    """The process ends when this, its parent, is gone."""
+    model_name: Text | None = None
+    """Name of the base in replies and statistics; None: the folder's name."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Text = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    num_threads: Positive | None = None
+    """CPU threads of a forward pass."""
+    batch_invariant: bool | None = None
+    """Tokens do not depend on what shares the batch; None: on for the CPU."""
+    self_test: bool = True
+    """Prove batch invariance on this machine before the socket is bound."""
+
+    num_kv_blocks: Positive | None = None
+    block_size: Positive = 16
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    max_model_len: Positive | None = None
+    max_num_seqs: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    max_queue_len: Positive = 4096
+    policy: Policy = "chunked"
+    enable_prefix_cache: bool = True
+    slot_debt_tokens: Positive | None = None
+
+    max_loras: Count = 8
+    max_lora_rank: Positive = 64
+    max_cpu_loras: Positive | None = None
+    """Adapters in host memory; None: 4 x `max_loras`, at least 32."""
+    cpu_lora_bytes: Positive | None = None
+    """Their bytes; None: a tenth of the machine's memory."""
+    disk_lora_bytes: Positive = 20 * 2**30
+    """Bytes under `cache_dir`, adapters in use not counted out."""
+
+    drain_seconds: Seconds = 30.0
+    """After SIGTERM, running requests may go on for so long."""
+    log_format: Literal["json", "console"] = "json"
+
+    @property
+    def served_name(self) -> str:
+        """Name of the base model."""
+        return self.model_name or Path(self.model_dir).name
+
+    @property
+    def effective_max_cpu_loras(self) -> int:
+        """Adapters in host memory at most."""
+        if self.max_cpu_loras is not None:
+            return self.max_cpu_loras
+        return max(4 * self.max_loras, 32)
+
+
+def parse_engine_args(document: bytes | str) -> EngineArgs:
+    """Read and check the JSON document; raises `ConfigError` that names the field."""
+    try:
+        args = msgspec.json.decode(document, type=EngineArgs)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"engine arguments: {error}") from error
+    if not Path(args.model_dir).is_dir():
+        raise ConfigError(f"model_dir is not a folder: {args.model_dir}")
+    if len(args.socket_path.encode()) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"socket_path has {len(args.socket_path.encode())} bytes, more than the "
+            f"{MAX_SOCKET_PATH} that a Unix socket can take; use a shorter run directory"
+        )
+    if not Path(args.socket_path).is_absolute():
+        raise ConfigError(f"socket_path must be absolute: {args.socket_path}")
+    if args.effective_max_cpu_loras < args.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras ({args.effective_max_cpu_loras}) must be at least max_loras "
+            f"({args.max_loras}): an adapter passes through host memory on its way to a slot"
+        )
+    return args
