@@ -1,0 +1,88 @@
+"""Names: of tenants, adapters and aliases, and the `model` strings that clients send.
+
+    name      the adapter's alias `default`
+    name@N    its version N
+    name:x    its alias x
+
+Nothing here knows which names exist; the registry does.
+"""
+
+import re
+from dataclasses import dataclass
+
+from adapter_store.errors import InvalidName, ModelNotFound, NameReserved
+
+DEFAULT_ALIAS = "default"
+BASE_NAME = "base"
+MAX_VERSION = 2**31 - 1
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_ALIAS = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_VERSION = re.compile(r"[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """What a `model` string names: a version, or an alias (at most one of both is set).
+
+    With neither set it is the alias `default`.
+    """
+
+    name: str
+    version: int | None = None
+    alias: str | None = None
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{self.name}@{self.version}"
+        return self.name if self.alias is None else f"{self.name}:{self.alias}"
+
+
+def parse_model_ref(text: str) -> ModelRef:
+    """Read `name`, `name@N` or `name:alias`.
+
+    Raises `ModelNotFound` for any other form: a mistyped model is told apart from an unknown one
+    by nobody.
+    """
+    name, at, version = text.partition("@")
+    if at:
+        if _NAME.fullmatch(name) and _VERSION.fullmatch(version) and int(version) <= MAX_VERSION:
+            return ModelRef(name, version=int(version))
+        raise model_not_found(text)
+    name, colon, alias = text.partition(":")
+    if not _NAME.fullmatch(name) or (colon and not _ALIAS.fullmatch(alias)):
+        raise model_not_found(text)
+    return ModelRef(name, alias=alias if colon else None)
+
+
+def model_not_found(model: str) -> ModelNotFound:
+    """The one answer for unknown, foreign, deleted and mistyped models."""
+    shown = model if len(model) <= 100 else model[:100] + "…"
+    return ModelNotFound(f"The model {shown!r} does not exist or you do not have access to it.")
+
+
+def check_adapter_name(name: str, reserved: frozenset[str] = frozenset()) -> None:
+    """Raise `InvalidName` or `NameReserved` unless an adapter may be called `name`.
+
+    `reserved` holds the names that the base model is served under. They are compared without case,
+    so that no adapter passes for the base.
+    """
+    _check(_NAME, name, "adapter name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end")
+    if name == BASE_NAME or name in {served.casefold() for served in reserved}:
+        raise NameReserved(f"the name {name!r} is kept for the base model")
+
+
+def check_tenant_name(name: str) -> None:
+    """Raise `InvalidName` unless a tenant may be called `name`: the form of adapter names."""
+    _check(_NAME, name, "tenant name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end")
+
+
+def check_alias(alias: str) -> None:
+    """Raise `InvalidName` unless an alias may be called `alias`."""
+    _check(_ALIAS, alias, "alias", "a letter a-z, then up to 30 of a-z 0-9 -")
+
+
+def _check(pattern: re.Pattern[str], text: str, what: str, form: str) -> None:
+    if not pattern.fullmatch(text):
+        shown = text if len(text) <= 100 else text[:100] + "…"
+        raise InvalidName(f"{what} {shown!r} is not valid: {form}")

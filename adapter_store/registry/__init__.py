@@ -1,0 +1,1 @@
+"""The registry: tenants, keys, adapters, versions, aliases, usage and audit, in SQL."""

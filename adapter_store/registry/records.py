@@ -1,0 +1,158 @@
+"""What the registry takes and gives: plain frozen records, never ORM rows. Times are UTC, aware."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+Scope = Literal["admin", "tenant", "inference", "metrics"]
+"""`admin`: everything, platform keys only. `tenant`: a tenant's adapters, aliases and usage.
+`inference`: calls to its models. `metrics`: the metrics page."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantInfo:
+    """A tenant. `weight` is its share of the engine."""
+
+    name: str
+    weight: float
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInfo:
+    """An API key without its secret. `tenant` is None for a platform key."""
+
+    key_id: str
+    hint: str
+    """The key's first and last characters, to recognise it by."""
+    tenant: str | None
+    scopes: frozenset[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedKey:
+    """A new key; `plain` is shown once and stored nowhere."""
+
+    plain: str
+    info: KeyInfo
+
+    @property
+    def key_id(self) -> str:
+        """The key's public handle."""
+        return self.info.key_id
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whom a key speaks for."""
+
+    key_id: str
+    tenant: TenantInfo | None
+    scopes: frozenset[str]
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredVersion:
+    """The outcome of an upload. `created` is False where the newest version is the same already."""
+
+    name: str
+    version: int
+    digest: str
+    created: bool
+    published: bool
+    """Whether the alias `default` points to this version now."""
+    previous: int | None
+    """The version that `default` pointed to before; None where there was none."""
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAdapter:
+    """An adapter version, found by a model reference. The digest is its identity from here on."""
+
+    tenant: str
+    name: str
+    version: int
+    digest: str
+    base_fingerprint: str
+
+    @property
+    def label(self) -> str:
+        """`name@N`, for people."""
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter with its aliases (name → version)."""
+
+    name: str
+    latest_version: int
+    num_versions: int
+    aliases: Mapping[str, int]
+    created_at: datetime
+    updated_at: datetime
+    """When its newest version came."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One immutable version of an adapter. `bytes` counts the weights file."""
+
+    name: str
+    version: int
+    digest: str
+    state: str
+    rank: int
+    bytes: int
+    base_fingerprint: str
+    config: Mapping[str, Any]
+    report: Mapping[str, Any]
+    aliases: tuple[str, ...]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AliasChange:
+    """An alias after a move; `previous` is the version to give back for a roll-back."""
+
+    alias: str
+    version: int
+    previous: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecord:
+    """What one request used. `adapter` and `version` are None for the base model."""
+
+    request_id: str
+    tenant: str
+    adapter: str | None
+    version: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str
+    queue_seconds: float = 0.0
+    load_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    created_at: datetime | None = None
+    """When it was recorded; filled in by the registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who changed what. `actor` is a key id, `admin` or `system`; `tenant` a tenant's name."""
+
+    created_at: datetime
+    actor: str
+    action: str
+    tenant: str | None
+    subject: str
+    detail: Mapping[str, Any]
