@@ -1,0 +1,92 @@
+"""`loraplex adapters`: a tenant's adapters. Needs a key with the scope `tenant`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from loraplex.cli.api_client import ApiClient
+from loraplex.cli.options import json_option, megabytes, print_json, print_table, with_api
+
+
+@click.group()
+def adapters() -> None:
+    """Push, list, show and remove adapters."""
+
+
+@adapters.command("push")
+@click.argument("name")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
+@json_option
+@with_api
+def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClient) -> None:
+    """Upload SOURCE, a PEFT folder or a zip of one, as the next version of NAME."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, disable=as_json) as progress:
+        reply = api.push_adapter(name, source, publish=not no_publish, progress=progress)
+    if as_json:
+        print_json(reply)
+        return
+    state = "unchanged" if reply.get("unchanged") else "registered"
+    click.echo(f"{reply['name']}@{reply['version']} {state}, digest {reply['digest'][:12]}")
+    for warning in reply["report"].get("warnings", []):
+        click.echo(f"warning: {warning}", err=True)
+
+
+@adapters.command("list")
+@json_option
+@with_api
+def list_(as_json: bool, api: ApiClient) -> None:
+    """List the tenant's adapters."""
+    found: dict[str, Any] = api.call("GET", "/v1/adapters")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["adapter", "default", "versions", "aliases"],
+        (
+            [
+                a["name"],
+                a["aliases"].get("default"),
+                a["versions"],
+                " ".join(f"{alias}={v}" for alias, v in sorted(a["aliases"].items())),
+            ]
+            for a in found["data"]
+        ),
+    )
+
+
+@adapters.command("show")
+@click.argument("name")
+@json_option
+@with_api
+def show(name: str, as_json: bool, api: ApiClient) -> None:
+    """Show the versions of NAME."""
+    found: dict[str, Any] = api.call("GET", f"/v1/adapters/{name}/versions")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["version", "digest", "rank", "size", "created"],
+        (
+            [v["version"], v["digest"][:12], v["rank"], megabytes(v["bytes"]), v["created_at"]]
+            for v in found["data"]
+        ),
+    )
+
+
+@adapters.command("rm")
+@click.argument("name")
+@click.confirmation_option(prompt="Remove the adapter and all its versions?")
+@with_api
+def rm(name: str, api: ApiClient) -> None:
+    """Remove NAME with all its versions and aliases."""
+    api.call("DELETE", f"/v1/adapters/{name}")
+    click.echo(f"Removed {name}.")

@@ -1,0 +1,125 @@
+"""The command line's view of a running service: HTTP calls whose failures read like sentences."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import click
+import httpx
+from rich.progress import Progress, TaskID
+
+_WEIGHTS = "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+
+
+class ApiError(click.ClickException):
+    """The service said no, or did not answer. `code` is its reason code, where it gave one."""
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class ApiClient:
+    """A context manager around one HTTP connection pool. Every method raises `ApiError`."""
+
+    def __init__(self, url: str, key: str, *, timeout: float = 60.0) -> None:
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self._url,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout, connect=5.0),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def call(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Send one request and return the decoded reply; None for an empty one."""
+        try:
+            response = self._http.request(method, path, **kwargs)
+        except httpx.TransportError as error:
+            raise ApiError(f"no answer from {self._url}: {error or type(error).__name__}") from None
+        if response.is_error:
+            raise _error_of(response)
+        return response.json() if response.content else None
+
+    def push_adapter(
+        self, name: str, source: Path, *, publish: bool = True, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Upload a PEFT folder, or a zip of one, as the next version of `name`."""
+        if source.is_dir():
+            paths = {"config": source / _CONFIG, "weights": source / _WEIGHTS}
+            for path in paths.values():
+                if not path.is_file():
+                    raise ApiError(f"{source} is no PEFT adapter: it has no {path.name}")
+        elif source.suffix == ".zip":
+            paths = {"archive": source}
+        else:
+            raise ApiError(f"{source} is neither a folder nor a .zip file")
+        total = sum(path.stat().st_size for path in paths.values())
+        task = progress.add_task(f"Uploading {name}", total=total) if progress else None
+        opened = {field: path.open("rb") for field, path in paths.items()}
+        try:
+            files = {
+                field: (paths[field].name, _Watched(file, progress, task))
+                for field, file in opened.items()
+            }
+            data = {"name": name, "publish": "true" if publish else "false"}
+            return self.call("POST", "/v1/adapters", data=data, files=files)
+        finally:
+            for file in opened.values():
+                file.close()
+
+
+class _Watched:
+    """A file whose reads move a progress bar. Not seekable for httpx's purposes but sized."""
+
+    def __init__(self, file: IO[bytes], progress: Progress | None, task: TaskID | None) -> None:
+        self._file = file
+        self._progress = progress
+        self._task = task
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._file.read(size)
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, len(chunk))
+        return chunk
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def __iter__(self) -> Any:
+        while chunk := self.read(64 * 1024):
+            yield chunk
+
+
+def _error_of(response: httpx.Response) -> ApiError:
+    """Read either error shape: OpenAI's under /v1, RFC 9457 elsewhere."""
+    try:
+        body: dict[str, Any] = response.json()
+    except ValueError:
+        body = {}
+    inner = body.get("error")
+    found: dict[str, Any] = inner if isinstance(inner, dict) else body
+    text = found.get("message") or found.get("detail") or found.get("title")
+    code = found.get("code")
+    message = (
+        f"{text or response.reason_phrase} ({response.status_code}{f', {code}' if code else ''})"
+    )
+    return ApiError(message, status=response.status_code, code=code)

@@ -1,0 +1,60 @@
+"""`loraplex db`: the registry's schema."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from loraplex.supervisor.data_dir import DataDir, DataDirError, default_data_dir, open_data_dir
+
+
+@click.group()
+def db() -> None:
+    """Migrate the registry's database, or check it."""
+
+
+def _url(database_url: str | None, data_dir: Path) -> str:
+    return database_url or DataDir(data_dir.resolve()).database_url
+
+
+_database_option = click.option(
+    "--database-url", envvar=["LORAPLEX_DATABASE_URL", "DATABASE_URL"], default=None,
+    help="Default: the embedded database under the data directory.",
+)  # fmt: skip
+_data_dir_option = click.option(
+    "--data-dir", envvar="LORAPLEX_DATA_DIR", type=click.Path(path_type=Path, file_okay=False),
+    default=default_data_dir, help="Default: ~/.local/share/loraplex.",
+)  # fmt: skip
+
+
+@db.command("upgrade")
+@_database_option
+@_data_dir_option
+def upgrade(database_url: str | None, data_dir: Path) -> None:
+    """Bring the database to the newest schema."""
+    from loraplex.database import upgrade as run_upgrade
+
+    try:
+        if database_url is None:
+            with open_data_dir(data_dir) as data:
+                asyncio.run(run_upgrade(data.database_url))
+        else:
+            asyncio.run(run_upgrade(database_url))
+    except DataDirError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo("The database is up to date.")
+
+
+@db.command("check")
+@_database_option
+@_data_dir_option
+def check(database_url: str | None, data_dir: Path) -> None:
+    """Exit 0 if the database has the newest schema, 1 with the command to run if not."""
+    from loraplex.database import DatabaseNotMigrated
+    from loraplex.database import check as run_check
+
+    try:
+        revision = asyncio.run(run_check(_url(database_url, data_dir)))
+    except DatabaseNotMigrated as error:
+        raise click.ClickException(f"{error}. Run: loraplex db upgrade") from None
+    click.echo(f"The database is at revision {revision}.")

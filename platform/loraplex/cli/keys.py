@@ -1,0 +1,66 @@
+"""`loraplex keys`: the API keys of a tenant. Needs the admin key."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from loraplex.cli.api_client import ApiClient
+from loraplex.cli.options import json_option, print_json, print_table, with_api
+
+SCOPES = ["inference", "tenant", "metrics", "admin"]
+
+
+@click.group()
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@keys.command("create")
+@click.argument("tenant")
+@click.option(
+    "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), default=["inference"],
+    show_default=True, help="What the key may do; `tenant` is for managing adapters. Repeatable.",
+)  # fmt: skip
+@click.option("--days", type=click.IntRange(1), help="Days until it expires; default: never.")
+@json_option
+@with_api
+def create(
+    tenant: str, scopes: tuple[str, ...], days: int | None, as_json: bool, api: ApiClient
+) -> None:
+    """Create a key for TENANT. It is shown this once."""
+    body: dict[str, Any] = {"scopes": list(scopes)}
+    if days is not None:
+        body["expires_at"] = (datetime.now(UTC) + timedelta(days=days)).isoformat()
+    created: dict[str, Any] = api.call("POST", f"/admin/tenants/{tenant}/keys", json=body)
+    if as_json:
+        print_json(created)
+    else:
+        click.echo(created["key"])
+        click.echo("Keep it now: only its hash is stored.", err=True)
+
+
+@keys.command("list")
+@click.argument("tenant")
+@json_option
+@with_api
+def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
+    """List the keys of TENANT (never the keys themselves)."""
+    found: dict[str, Any] = api.call("GET", f"/admin/tenants/{tenant}/keys")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["id", "scopes", "created", "expires"],
+        ([k["id"], " ".join(k["scopes"]), k["created_at"], k["expires_at"]] for k in found["data"]),
+    )
+
+
+@keys.command("revoke")
+@click.argument("tenant")
+@click.argument("key_id")
+@with_api
+def revoke(tenant: str, key_id: str, api: ApiClient) -> None:
+    """Revoke the key KEY_ID of TENANT."""
+    api.call("DELETE", f"/admin/tenants/{tenant}/keys/{key_id}")
+    click.echo(f"Revoked {key_id}.")

@@ -1,0 +1,42 @@
+"""The command group. Each command imports what it needs when it runs, so `--help` is quick."""
+
+import importlib
+import importlib.metadata
+from typing import ClassVar
+
+import click
+
+
+class _LazyGroup(click.Group):
+    """Loads a command's module only when that command is named."""
+
+    commands_by_name: ClassVar[dict[str, tuple[str, str]]] = {
+        "adapters": ("loraplex.cli.adapters:adapters", "Push, list, show and remove adapters."),
+        "db": ("loraplex.cli.db:db", "Migrate the registry's database, or check it."),
+        "demo": ("loraplex.cli.demo:demo", "Serve three adapters of two tenants on a real model."),
+        "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
+        "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
+        "tenants": ("loraplex.cli.tenants:tenants", "Create and list tenants."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.commands_by_name)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands_by_name:
+            return None
+        module, _, attribute = self.commands_by_name[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(n, text) for n, (_, text) in sorted(self.commands_by_name.items())]
+            )
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("loraplex"), prog_name="loraplex")
+def main() -> None:
+    """Serve many LoRA adapters, owned by many tenants, over one base model."""

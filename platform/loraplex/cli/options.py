@@ -1,0 +1,56 @@
+"""Options that several commands share, and how they print."""
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from loraplex.cli.api_client import ApiClient
+
+T = TypeVar("T")
+
+
+def with_api(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--url` and `--api-key`, and hand the command an open `ApiClient` as `api`."""
+
+    @click.option(
+        "--url", envvar="LORAPLEX_URL", default="http://127.0.0.1:8000", show_default=True,
+        help="The service. Also read from LORAPLEX_URL.",
+    )  # fmt: skip
+    @click.option(
+        "--api-key", envvar="LORAPLEX_API_KEY", required=True,
+        help="A key of the tenant, or the admin key. Also read from LORAPLEX_API_KEY.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def wrapped(*args: Any, url: str, api_key: str, **kwargs: Any) -> T:
+        with ApiClient(url, api_key) as api:
+            return command(*args, api=api, **kwargs)
+
+    return wrapped
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the reply as JSON.")
+
+
+def print_json(value: Any) -> None:
+    """Print a reply for another program to read."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print rows under headings; None shows as a dash."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*("-" if value is None else str(value) for value in row))
+    Console(soft_wrap=False).print(table)
+
+
+def megabytes(num_bytes: int) -> str:
+    """Return a size for people."""
+    return f"{num_bytes / 1e6:.1f} MB"

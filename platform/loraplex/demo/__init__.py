@@ -1,0 +1,1 @@
+"""`loraplex demo`: the whole product in one command, on a real model with trained adapters."""

@@ -1,0 +1,87 @@
+"""The demo's screen: one table a question, a column a model; the one in progress is live."""
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from loraplex.demo.ask import Answer
+
+Predicate = Callable[[str], bool]
+
+
+class Board:
+    """A context manager; call `changed` whenever an answer grew.
+
+    Finished questions are printed above, in order, and stay; the first unfinished one is redrawn
+    in place. Without a terminal only finished questions are printed.
+    """
+
+    def __init__(
+        self, console: Console, headings: Sequence[str], answers: Sequence[Sequence[Answer]],
+        held: Sequence[Callable[[str], Text]],
+    ) -> None:  # fmt: skip
+        self._console = console
+        self._headings = headings
+        self._answers = answers
+        self._held = held
+        self._num_printed = 0
+        self._live = Live(
+            console=console, refresh_per_second=8, transient=True, get_renderable=self._current,
+            vertical_overflow="crop",
+        )  # fmt: skip
+
+    def __enter__(self) -> "Board":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def changed(self) -> None:
+        """Print the questions that are now complete."""
+        while self._num_printed < len(self._answers) and all(
+            answer.done for answer in self._answers[self._num_printed]
+        ):
+            row = self._answers[self._num_printed]
+            self._num_printed += 1
+            self._console.print(self._question_table(row))
+
+    def _current(self) -> RenderableType:
+        if self._num_printed == len(self._answers):
+            return Text("")
+        return self._question_table(self._answers[self._num_printed])
+
+    def _question_table(self, row: Sequence[Answer]) -> Table:
+        number = self._num_printed if all(answer.done for answer in row) else self._num_printed + 1
+        table = Table(
+            title=f"{number}. {row[0].question}", title_justify="left", title_style="bold",
+            expand=True, show_lines=False,
+        )  # fmt: skip
+        for heading in self._headings:
+            table.add_column(heading, ratio=1, overflow="fold", vertical="top")
+        table.add_row(*(_cell(answer) for answer in row))
+        table.add_row(*(_stats(answer, held) for answer, held in zip(row, self._held, strict=True)))
+        return table
+
+
+def _cell(answer: Answer) -> Text:
+    if answer.error:
+        return Text(answer.error, style="red")
+    return Text(answer.text.strip() + ("" if answer.done else " ▌"))
+
+
+def _stats(answer: Answer, held: Callable[[str], Text]) -> Text:
+    if not answer.done or answer.error:
+        return Text("")
+    rate, ttft, queue = answer.tokens_per_second, answer.ttft_seconds, answer.queue_ms
+    parts = [
+        f"{answer.num_tokens} tokens",
+        f"{rate:.1f} tok/s" if rate is not None else None,
+        f"first {ttft:.2f} s" if ttft is not None else None,
+        f"queued {queue:.0f} ms" if queue is not None else None,
+    ]
+    text = Text("\n" + " · ".join(part for part in parts if part), style="dim")
+    return text.append("\n").append_text(held(answer.text))

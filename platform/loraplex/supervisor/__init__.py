@@ -1,0 +1,1 @@
+"""`loraplex serve`: one engine process and the API processes, kept alive and stopped in order."""

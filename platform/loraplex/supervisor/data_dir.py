@@ -1,0 +1,117 @@
+"""The data directory: where everything lies that outlives the process, held by one service."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+MIN_ADMIN_KEY_LENGTH = 32
+
+
+class DataDirError(Exception):
+    """The data directory cannot be used; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """Paths under the data directory."""
+
+    root: Path
+
+    @property
+    def database_url(self) -> str:
+        """The embedded registry."""
+        return f"sqlite:///{self.root / 'registry.db'}"
+
+    @property
+    def blobs(self) -> Path:
+        """Adapters by digest: the truth."""
+        return self.root / "blobs"
+
+    @property
+    def cache(self) -> Path:
+        """Adapters by digest, verified, for the engine: may be deleted when nothing runs."""
+        return self.root / "cache"
+
+    @property
+    def uploads(self) -> Path:
+        """Uploads on their way in; emptied at each start."""
+        return self.root / "uploads"
+
+    @property
+    def admin_key_file(self) -> Path:
+        """The generated admin key, mode 0600."""
+        return self.root / "admin.key"
+
+
+def default_data_dir() -> Path:
+    """Return `$XDG_DATA_HOME/loraplex`, or its usual place."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "loraplex"
+
+
+@contextlib.contextmanager
+def open_data_dir(root: Path) -> Iterator[DataDir]:
+    """Make the data directory and hold it; raises `DataDirError` if another service does."""
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = DataDir(root.resolve())
+        for folder in (data.blobs, data.cache):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        lock = FileLock(data.root / "lock", mode=0o600)
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise DataDirError(
+            f"{root} is in use by another loraplex service; stop it, or give another --data-dir"
+        ) from None
+    except OSError as error:
+        raise DataDirError(f"{root} cannot be used as --data-dir: {error}") from None
+    try:
+        shutil.rmtree(data.uploads, ignore_errors=True)
+        data.uploads.mkdir(exist_ok=True, mode=0o700)
+        yield data
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def run_directory() -> Iterator[Path]:
+    """Make a short-lived 0700 folder whose path is short enough for a Unix socket."""
+    candidates = [os.environ.get("XDG_RUNTIME_DIR"), "/run/user/" + str(os.getuid()), "/tmp"]  # noqa: S108
+    parent = next(
+        path for path in (*candidates, tempfile.gettempdir())
+        if path and len(path) < 60 and os.access(path, os.W_OK | os.X_OK)
+    )  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix="loraplex-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_admin_key(data: DataDir, configured: str | None) -> tuple[str, bool]:
+    """Return the admin key, and whether it was made just now.
+
+    A configured one is used as it is and not stored. Otherwise one is made once, with mode 0600.
+    Raises `DataDirError` for a key that could be guessed.
+    """
+    if configured is not None:
+        if len(configured) < MIN_ADMIN_KEY_LENGTH:
+            raise DataDirError(
+                f"LORAPLEX_ADMIN_KEY has {len(configured)} characters; at least "
+                f"{MIN_ADMIN_KEY_LENGTH} are needed (try: openssl rand -hex 32)"
+            )
+        return configured, False
+    with contextlib.suppress(FileNotFoundError):
+        return data.admin_key_file.read_text().strip(), False
+    key = f"lpx_admin_{secrets.token_urlsafe(32)}"
+    file = os.open(data.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "w") as handle:
+        handle.write(key + "\n")
+    return key, True

@@ -1,0 +1,105 @@
+"""The supervisor's loop: start the engine and the API processes, restart what dies, stop in order.
+
+The listening socket belongs to the supervisor and is inherited by the API processes, so that no
+connection is refused while one of them restarts.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from engine.engine_args import EngineArgs
+from loraplex.settings import Settings
+from loraplex.supervisor.child import Child
+
+_log = structlog.get_logger("loraplex.supervisor")
+
+_STOP_GRACE_SECONDS = 5.0
+"""What an API process gets beyond its drain limit, and the engine once nobody calls it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the supervisor runs."""
+
+    engine: EngineArgs
+    """Arguments of the engine's first start."""
+    api: Settings
+    listener: socket.socket
+    """Bound and listening; its file descriptor goes to every API process."""
+    workers: int = 1
+    drain_seconds: float = 30.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen on a TCP address; port 0 takes a free one. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+async def supervise(service: Service, *, on_started: Callable[[], None] = lambda: None) -> None:
+    """Run the service until SIGTERM or SIGINT, then stop it in order.
+
+    Raises `ChildCannotStart` when a process refuses its settings.
+    """
+    engine = Child("engine", [sys.executable, "-m", "engine.process"], _engine_payload(service))
+    api_document = msgspec.json.encode(service.api)
+    apis = [
+        Child(
+            f"api-{number}",
+            [sys.executable, "-m", "loraplex.api_process", str(service.listener.fileno())],
+            lambda _: api_document,
+            pass_fds=[service.listener.fileno()],
+        )
+        for number in range(service.workers)
+    ]
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = {
+        child: asyncio.create_task(child.run(), name=child.name) for child in (engine, *apis)
+    }
+    on_started()
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([stopped, *running.values()], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        _log.info("stopping", drain_seconds=service.drain_seconds)
+        # The engine goes last: the streams that drain need it.
+        grace = service.drain_seconds + _STOP_GRACE_SECONDS
+        await _stop([(api, running[api]) for api in apis], grace)
+        await _stop([(engine, running[engine])], _STOP_GRACE_SECONDS)
+    for task in running.values():
+        task.result()
+
+
+def _engine_payload(service: Service) -> Callable[[int], bytes]:
+    def payload(generation: int) -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(service.engine, generation=generation))
+
+    return payload
+
+
+async def _stop(children: list[tuple[Child, asyncio.Task[None]]], grace: float) -> None:
+    """Signal the children, wait, kill those that are still there, and wait for those too."""
+    for child, _ in children:
+        child.signal_stop()
+    tasks = [task for _, task in children]
+    done, _ = await asyncio.wait(tasks, timeout=grace)
+    for child, task in children:
+        if task not in done:
+            _log.warning("killing", child=child.name, after_seconds=grace)
+            child.kill()
+    with contextlib.suppress(Exception):  # `supervise` reports what a child raised
+        await asyncio.gather(*tasks)
