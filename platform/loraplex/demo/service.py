@@ -49,7 +49,7 @@ def demo_service(model: Path, served_name: str, arguments: list[str]) -> Iterato
         ]  # fmt: skip
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - our own command, no shell
                 command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**environment, "LORAPLEX_ADMIN_KEY": admin_key},
             )  # fmt: skip

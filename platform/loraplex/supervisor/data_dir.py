@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -95,23 +94,17 @@ def run_directory() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_admin_key(data: DataDir, configured: str | None) -> tuple[str, bool]:
-    """Return the admin key, and whether it was made just now.
+def check_admin_key(configured: str | None) -> None:
+    """Refuse a configured admin key that could be guessed; raises `DataDirError`."""
+    if configured is not None and len(configured) < MIN_ADMIN_KEY_LENGTH:
+        raise DataDirError(
+            f"LORAPLEX_ADMIN_KEY has {len(configured)} characters; at least "
+            f"{MIN_ADMIN_KEY_LENGTH} are needed (try: openssl rand -hex 32)"
+        )
 
-    A configured one is used as it is and not stored. Otherwise one is made once, with mode 0600.
-    Raises `DataDirError` for a key that could be guessed.
-    """
-    if configured is not None:
-        if len(configured) < MIN_ADMIN_KEY_LENGTH:
-            raise DataDirError(
-                f"LORAPLEX_ADMIN_KEY has {len(configured)} characters; at least "
-                f"{MIN_ADMIN_KEY_LENGTH} are needed (try: openssl rand -hex 32)"
-            )
-        return configured, False
-    with contextlib.suppress(FileNotFoundError):
-        return data.admin_key_file.read_text().strip(), False
-    key = f"lpx_admin_{secrets.token_urlsafe(32)}"
-    file = os.open(data.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+def write_admin_key(data: DataDir, key: str) -> None:
+    """Keep a generated admin key where only its owner can read it."""
+    file = os.open(data.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(file, "w") as handle:
         handle.write(key + "\n")
-    return key, True

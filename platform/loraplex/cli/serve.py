@@ -1,0 +1,77 @@
+"""`loraplex serve`: the service on one's own model."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from loraplex.supervisor.data_dir import default_data_dir
+
+
+@click.command()
+@click.option("--model", required=True, metavar="DIR_OR_HUB_ID", help="The base model.")
+@click.option(
+    "--served-model-name", "served_model_names", multiple=True,
+    help="Name of the base model for clients; default: the folder's name. Repeatable.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--data-dir", envvar="LORAPLEX_DATA_DIR", type=click.Path(path_type=Path, file_okay=False),
+    default=default_data_dir, help="Registry, adapters and cache; default: ~/.local/share/loraplex.",
+)  # fmt: skip
+@click.option("--max-loras", type=click.IntRange(0), default=8, show_default=True,
+              help="Adapters that may run in one batch.")  # fmt: skip
+@click.option("--max-lora-rank", type=click.IntRange(1, 512), default=64, show_default=True,
+              help="Larger adapters are refused at upload.")  # fmt: skip
+@click.option("--max-cpu-loras", type=click.IntRange(1), help="Adapters kept in host memory.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Token budget of a step.")
+@click.option("--max-model-len", type=click.IntRange(2), help="Prompt and output tokens at most.")
+@click.option("--num-kv-blocks", type=click.IntRange(2), help="KV cache blocks of 16 tokens.")
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
+    show_default=True, help="Of weights and KV cache; auto: as the model was saved.",
+)  # fmt: skip
+@click.option("--no-prefix-cache", is_flag=True, help="Recompute shared prompts.")
+@click.option("--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
+              help="What running requests get after SIGTERM.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
+def serve(
+    model: str, served_model_names: tuple[str, ...], host: str, port: int, data_dir: Path,
+    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, max_num_seqs: int | None,
+    max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
+    dtype: str, no_prefix_cache: bool, drain_seconds: float, threads: int | None,
+) -> None:  # fmt: skip
+    """Serve a base model and the adapters of its tenants, on the OpenAI API.
+
+    With nothing configured everything is embedded: an SQLite registry and adapters as files under
+    the data directory, the engine in its own process.
+    """
+    from loraplex.supervisor.serve import ServeOptions, ServeError, serve as run
+
+    options = ServeOptions(
+        model=model,
+        served_model_names=served_model_names,
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        drain_seconds=drain_seconds,
+        engine={
+            "dtype": dtype,
+            "max_loras": max_loras,
+            "max_lora_rank": max_lora_rank,
+            "max_cpu_loras": max_cpu_loras,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
+            "num_kv_blocks": num_kv_blocks,
+            "enable_prefix_cache": not no_prefix_cache,
+            "num_threads": threads,
+            "drain_seconds": drain_seconds,
+        },
+    )
+    try:
+        asyncio.run(run(options))
+    except ServeError as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,59 @@
+"""The documents name only what exists, and the structure page names every module."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loraplex.cli import main
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+IDS = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+ROOTS = (
+    "adapter_store", "benchmarks", "docs", "engine", "examples", "lora_kernels", "migrations",
+    "platform", "scripts", "tests", ".ci",
+)  # fmt: skip
+PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
+COMMAND = re.compile(r"\bloraplex ((?:serve|demo|tenants|keys|adapters|db)(?: [a-z]+)?)((?: [^`\n|]*)?)")
+MODULE_FOLDERS = ("adapter_store", "engine", "lora_kernels", "platform/loraplex", "migrations")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_paths_and_links_exist(document: Path):
+    text = document.read_text()
+    missing = [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    missing += [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_make_targets_exist(document: Path):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake ([a-z][a-z-]+)", document.read_text()))
+    assert {t for t in targets if not re.search(rf"^{t}:", makefile, re.M)} <= {"sure", "it"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_commands_and_their_options_exist(document: Path):
+    for command, arguments in COMMAND.findall(document.read_text()):
+        words = command.split()
+        if len(words) > 1 and words[0] in {"serve", "demo"}:
+            words = words[:1]
+        result = CliRunner().invoke(main, [*words, "--help"])
+        assert result.exit_code == 0, f"loraplex {command}: {result.output}"
+        for option in re.findall(r"--[a-z][a-z-]+", arguments):
+            assert option in result.output, f"loraplex {command} has no {option}"
+
+
+def test_the_structure_page_names_every_module():
+    text = (ROOT / "docs" / "structure.md").read_text()
+    modules = [
+        path.relative_to(ROOT).as_posix()
+        for folder in MODULE_FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.name != "__init__.py" and "versions" not in path.parts
+    ]
+    assert [module for module in modules if f"`{module}`" not in text] == []

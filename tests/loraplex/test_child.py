@@ -1,0 +1,78 @@
+"""A supervised child: restarted when it dies, never after it was told to stop."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from loraplex.supervisor.child import Backoff, Child, ChildCannotStart
+
+pytestmark = pytest.mark.anyio
+
+# Appends what it read to a file, then does what the document says.
+SCRIPT = """
+import pathlib, signal, sys
+document = sys.stdin.read()
+with open(sys.argv[1], "a") as log:
+    log.write(document + "\\n")
+generation, action = document.split()
+if action == "refuse":
+    sys.exit(2)
+if action == "crash" and int(generation) < 3:
+    sys.exit(7)
+signal.pause()
+"""
+
+
+def child(tmp_path: Path, action: str) -> tuple[Child, Path]:
+    log = tmp_path / "log"
+    log.touch()
+    command = [sys.executable, "-c", SCRIPT, str(log)]
+    return Child("test", command, lambda generation: f"{generation} {action}".encode()), log
+
+
+async def until(log: Path, lines: int) -> None:
+    async with asyncio.timeout(30):
+        while len(log.read_text().splitlines()) < lines:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_child_that_dies_is_started_again_with_the_next_generation(tmp_path: Path):
+    subject, log = child(tmp_path, "crash")
+    task = asyncio.create_task(subject.run())
+    await until(log, 3)
+    subject.signal_stop()
+    await asyncio.wait_for(task, 10)
+    assert log.read_text().split("\n")[:3] == ["1 crash", "2 crash", "3 crash"]
+    assert subject.generation == 3
+
+
+async def test_a_child_that_refuses_its_settings_is_not_started_again(tmp_path: Path):
+    subject, log = child(tmp_path, "refuse")
+    with pytest.raises(ChildCannotStart, match="test"):
+        await asyncio.wait_for(subject.run(), 30)
+    assert log.read_text() == "1 refuse\n"
+
+
+async def test_a_stop_during_the_pause_before_a_restart_ends_at_once(tmp_path: Path):
+    subject, log = child(tmp_path, "crash")
+    task = asyncio.create_task(subject.run())
+    await until(log, 1)
+    subject.signal_stop()
+    await asyncio.wait_for(task, 5)
+    assert subject.generation <= 2
+
+
+async def test_kill_ends_a_child_that_ignores_everything(tmp_path: Path):
+    subject, log = child(tmp_path, "stay")
+    task = asyncio.create_task(subject.run())
+    await until(log, 1)
+    subject.kill()
+    await asyncio.wait_for(task, 10)
+
+
+def test_the_pause_doubles_up_to_a_limit_and_starts_over_after_a_long_life():
+    backoff = Backoff(first=0.2, longest=1.0, long_life=60)
+    assert [backoff.after(0.1) for _ in range(5)] == [0.2, 0.4, 0.8, 1.0, 1.0]
+    assert backoff.after(61) == 0.2
