@@ -1,21 +1,314 @@
-"""Adapters in host memory and on local disk: fetched once, read on threads, evicted when idle."""
+"""Adapters in host memory and on local disk: fetched once, read on threads, evicted when idle.
 
+An adapter that is wanted goes absent -> needed (asked of a client, once) -> reading (a thread)
+-> ready, or fails; the failure is reported once and the next `prefetch` tries again. Between
+needed and reading it may be *deferred*: when host memory is full of adapters that sequences
+want, the next one is read when one of them is released, or at once when the core asks for it to
+fill a slot. So memory is bounded by the limits plus the slots, and no slot waits for ever.
+"""
+
+import enum
+import queue
+import shutil
+import time
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
+
+import structlog
+
+from engine.adapter_disk import AdapterDisk, is_digest
+from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
+
+NUM_READERS = 2
+"""Threads: one reads while another converts."""
+
+
+class HostWeights(Protocol):
+    """Weights in host memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        ...
+
+
+class _State(enum.Enum):
+    NEEDED = "needed"
+    DEFERRED = "deferred"
+    READING = "reading"
+    READY = "ready"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    digest: str
+    since: float
+    state: _State = _State.NEEDED
+    wanted: bool = True
+    refetched: bool = False
+    """Its files were damaged or missing once already, and have been asked for again."""
+    num_bytes: int = 0
+    weights: HostWeights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadDone:
+    entry: _Entry
+    weights: HostWeights | None
+    reason: str = ""
 
 
 class AdapterHost:
-    """The engine's `AdapterSource`."""
+    """The engine's `AdapterSource`: all methods belong to the step loop's thread.
+
+    `load(digest, folder)` runs on a thread and raises if the files cannot be served; `need(digest)`
+    asks a client for them, answered by `have` or `fetch_failed`; `wake()` is called, from any
+    thread, when `poll` has something to do.
+    """
 
     def __init__(
         self,
         cache_dir: Path,
-        load: Callable[[str, Path], Any],
+        load: Callable[[str, Path], HostWeights],
         *,
         need: Callable[[str], None],
         max_cpu_loras: int,
         cpu_lora_bytes: int,
         disk_lora_bytes: int,
         wake: Callable[[], None] = lambda: None,
-    ) -> None: ...
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._need = need
+        self._max_loras = max_cpu_loras
+        self._max_bytes = cpu_lora_bytes
+        self._wake = wake
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="adapter-reader")
+        self._disk = AdapterDisk(
+            cache_dir,
+            disk_lora_bytes,
+            discard=lambda folder: self._threads.submit(shutil.rmtree, folder, ignore_errors=True),
+        )
+        self._entries: dict[str, _Entry] = {}
+        self._idle: OrderedDict[str, _Entry] = OrderedDict()
+        """Ready and not wanted, least recently used first."""
+        self._deferred: OrderedDict[str, _Entry] = OrderedDict()
+        self._num_held = 0
+        """Entries that are ready or being read, and their bytes."""
+        self._held_bytes = 0
+        self._events: list[AdapterEvent] = []
+        self._done: queue.SimpleQueue[_ReadDone] = queue.SimpleQueue()
+        self._log = structlog.get_logger("engine.adapters")
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters in host memory, those being read included."""
+        return self._num_held
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the adapters in host memory."""
+        return self._held_bytes
+
+    def prefetch(self, digest: str) -> None:
+        """Start to bring an adapter to host memory; see `AdapterSource`."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            self._begin(digest)
+            return
+        entry.wanted = True
+        self._idle.pop(digest, None)
+        if entry.state is _State.READY:
+            self._emit(AdapterReady(digest, 0.0))
+
+    def poll(self) -> list[AdapterEvent]:
+        """What arrived or failed since the last call."""
+        while not self._done.empty():
+            done = self._done.get_nowait()
+            # A forgotten adapter's read comes back to an entry that is no longer ours.
+            if self._entries.get(done.entry.digest) is done.entry:
+                self._finish_read(done)
+        events, self._events = self._events, []
+        return events
+
+    def get(self, digest: str) -> HostWeights | None:
+        """The weights if they are in host memory; else hastens them past the limits."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        if entry.state is _State.DEFERRED:
+            del self._deferred[digest]
+            self._read(entry)
+        elif digest in self._idle:
+            self._idle.move_to_end(digest)
+        return entry.weights
+
+    def release(self, digest: str) -> None:
+        """No sequence wants this adapter any more; it stays while there is room."""
+        entry = self._entries.get(digest)
+        if entry is None or not entry.wanted:
+            return
+        entry.wanted = False
+        if entry.state is _State.READY:
+            self._idle[digest] = entry
+        elif entry.state is _State.DEFERRED:
+            self._drop(digest)
+        self._settle()
+
+    def forget(self, digest: str) -> None:
+        """Drop the adapter from memory and disk."""
+        if not is_digest(digest):
+            return
+        self._drop(digest)
+        self._disk.remove(digest)
+        self._settle()
+
+    def have(self, digest: str) -> None:
+        """A client says that the files lie on disk now."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            # Nobody waits any more; count it, so that the disk stays bounded.
+            if is_digest(digest) and self._disk.find(digest) is not None:
+                self._disk.trim(self._entries)
+        elif entry.state is _State.NEEDED:
+            self._fetched(entry)
+
+    def fetch_failed(self, digest: str, reason: str) -> None:
+        """A client says that the files cannot be had."""
+        entry = self._entries.get(digest)
+        if entry is not None and entry.state is _State.NEEDED:
+            self._fail(entry, reason)
+
+    def close(self) -> None:
+        """Wait for reads in progress and stop the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the counts and lists disagree."""
+        held = [e for e in self._entries.values() if e.state in (_State.READING, _State.READY)]
+        assert len(held) == self._num_held, "held adapters miscounted"
+        assert sum(entry.num_bytes for entry in held) == self._held_bytes, "bytes miscounted"
+        for digest, entry in self._entries.items():
+            idle = entry.state is _State.READY and not entry.wanted
+            assert (digest in self._idle) == idle, f"{digest[:12]} wrongly (not) idle"
+            deferred = entry.state is _State.DEFERRED
+            assert (digest in self._deferred) == deferred, f"{digest[:12]} wrongly (not) deferred"
+            assert (entry.weights is None) == (entry.state is not _State.READY)
+        assert self._idle.keys() <= self._entries.keys(), "an idle adapter is unknown"
+
+    def _begin(self, digest: str) -> None:
+        if not is_digest(digest):
+            self._emit(AdapterFailed(digest, "not an adapter digest"))
+            return
+        entry = self._entries[digest] = _Entry(digest, since=self._clock())
+        if self._disk.find(digest) is None:
+            self._need(digest)
+        else:
+            self._fetched(entry)
+
+    def _fetched(self, entry: _Entry) -> None:
+        size = self._disk.find(entry.digest)
+        if size is None:
+            self._damaged(entry, "its files are missing from the cache folder")
+            return
+        if not entry.wanted:
+            self._drop(entry.digest)
+            self._disk.trim(self._entries)
+            return
+        entry.num_bytes = size
+        entry.state = _State.DEFERRED
+        self._deferred[entry.digest] = entry
+        self._disk.trim(self._entries)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Evict what is idle and too much, then read deferred adapters while there is room."""
+        self._evict(0, 0)
+        while self._deferred:
+            entry = next(iter(self._deferred.values()))
+            self._evict(1, entry.num_bytes)
+            if not self._has_room(1, entry.num_bytes):
+                return
+            del self._deferred[entry.digest]
+            self._read(entry)
+
+    def _has_room(self, num_more: int, more_bytes: int) -> bool:
+        if self._num_held == 0:
+            return True  # an adapter larger than the limit is still served, alone
+        return (
+            self._num_held + num_more <= self._max_loras
+            and self._held_bytes + more_bytes <= self._max_bytes
+        )
+
+    def _evict(self, num_more: int, more_bytes: int) -> None:
+        while self._idle and not self._has_room(num_more, more_bytes):
+            self._drop(next(iter(self._idle)))
+
+    def _drop(self, digest: str) -> None:
+        entry = self._entries.pop(digest, None)
+        if entry is None:
+            return
+        self._idle.pop(digest, None)
+        self._deferred.pop(digest, None)
+        if entry.state in (_State.READING, _State.READY):
+            self._num_held -= 1
+            self._held_bytes -= entry.num_bytes
+
+    def _read(self, entry: _Entry) -> None:
+        entry.state = _State.READING
+        self._num_held += 1
+        self._held_bytes += entry.num_bytes
+        self._disk.touch(entry.digest)
+        self._threads.submit(self._read_on_thread, entry, self._disk.path(entry.digest))
+
+    def _read_on_thread(self, entry: _Entry, folder: Path) -> None:
+        try:
+            done = _ReadDone(entry, self._load(entry.digest, folder))
+        except Exception as error:  # whatever a damaged file provokes belongs to this adapter
+            done = _ReadDone(entry, None, str(error) or type(error).__name__)
+        self._done.put(done)
+        self._wake()
+
+    def _finish_read(self, done: _ReadDone) -> None:
+        entry = done.entry
+        if done.weights is None:
+            self._num_held -= 1
+            self._held_bytes -= entry.num_bytes
+            entry.num_bytes = 0
+            self._damaged(entry, done.reason)
+            self._settle()
+            return
+        self._held_bytes += done.weights.nbytes - entry.num_bytes
+        entry.num_bytes = done.weights.nbytes
+        entry.weights = done.weights
+        entry.state = _State.READY
+        if not entry.wanted:
+            self._idle[entry.digest] = entry
+        seconds = self._clock() - entry.since
+        self._log.info("adapter_read", adapter=entry.digest[:12], seconds=round(seconds, 4))
+        self._emit(AdapterReady(entry.digest, seconds))
+        self._settle()
+
+    def _damaged(self, entry: _Entry, reason: str) -> None:
+        self._disk.remove(entry.digest)
+        if entry.refetched or not entry.wanted:
+            self._fail(entry, reason)
+            return
+        self._log.warning("adapter_damaged", adapter=entry.digest[:12], reason=reason)
+        entry.refetched = True
+        entry.state = _State.NEEDED
+        self._need(entry.digest)
+
+    def _fail(self, entry: _Entry, reason: str) -> None:
+        del self._entries[entry.digest]
+        self._log.warning("adapter_failed", adapter=entry.digest[:12], reason=reason)
+        self._emit(AdapterFailed(entry.digest, reason))
+
+    def _emit(self, event: AdapterEvent) -> None:
+        self._events.append(event)
+        self._wake()

@@ -133,6 +133,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Answered by `Accepted` or `Refused`, then by outputs."""
 
     request: EngineRequest
+    session: int = 0
+    """The session of the last `Welcome`; a request of an older session is dropped."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -177,16 +179,22 @@ ClientMessage = (
 
 # Engine to client.
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The engine is ready."""
+    """The engine is ready, and knows this client.
+
+    A client that gets a new `session` has lost every request it sent under the old one.
+    """
 
     generation: int
     info: EngineInfo
+    session: int = 0
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Sent to every client at least once a second, idle or busy."""
+    """Sent to every client at least once a second, idle or busy, but for the length of a step."""
 
     generation: int
+    draining: bool = False
+    """New requests are refused."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

@@ -1,0 +1,111 @@
+"""One request's outputs on their way to the task that reads them."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from engine.errors import EngineError
+from engine.messages import ChoiceDelta, RequestOutput
+
+T = TypeVar("T")
+
+
+class RequestStream:
+    """An async iterator of `RequestOutput`, for one reader.
+
+    A reader that falls behind gets what it missed merged into one output, so a slow reader costs
+    at most its request's own tokens and never a step's worth of objects each.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._accepted: asyncio.Future[None] = loop.create_future()
+        self._pending: list[RequestOutput] = []
+        self._error: EngineError | None = None
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    async def wait_accepted(self) -> None:
+        """Wait until the request is queued; raises what `fail` was given."""
+        await self._accepted
+
+    def accept(self) -> None:
+        """The engine has queued the request."""
+        if not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def push(self, output: RequestOutput) -> None:
+        """Give the reader an output; after a `finished` one comes nothing more."""
+        if self._ended:
+            return
+        self._pending.append(output)
+        self._ended = output.finished
+        self._changed.set()
+
+    def fail(self, error: EngineError) -> None:
+        """End with an error, after the outputs that are there already."""
+        if self._ended:
+            return
+        self._error = error
+        self._ended = True
+        self._changed.set()
+        if not self._accepted.done():
+            self._accepted.set_exception(error)
+            # Read it once here: a task that was cancelled meanwhile never will.
+            self._accepted.exception()
+
+    def end(self) -> None:
+        """End without an error: the request was aborted by its own side."""
+        self._ended = True
+        self._changed.set()
+        self._accepted.cancel()
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        outputs, self._pending = self._pending, []
+        return merge_outputs(outputs)
+
+
+def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """One output that says the same as several consecutive ones of a request; at least one."""
+    last = outputs[-1]
+    if len(outputs) == 1:
+        return last
+    by_choice: dict[int, list[ChoiceDelta]] = {}
+    for output in outputs:
+        for delta in output.deltas:
+            by_choice.setdefault(delta.index, []).append(delta)
+    return RequestOutput(
+        request_id=last.request_id,
+        deltas=[_merge_deltas(deltas) for deltas in by_choice.values()],
+        num_cached_tokens=max(output.num_cached_tokens for output in outputs),
+        finished=last.finished,
+        timing=last.timing,
+        error_code=last.error_code,
+        error=last.error,
+    )
+
+
+def _merge_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    last = deltas[-1]
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return ChoiceDelta(
+        index=last.index,
+        token_ids=_joined(delta.token_ids for delta in deltas),
+        logprobs=_joined(logprobs) if logprobs else None,
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+    )
+
+
+def _joined(parts: Iterable[list[T]]) -> list[T]:
+    return [item for part in parts for item in part]
