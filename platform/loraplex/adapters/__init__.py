@@ -1,0 +1,1 @@
+"""A tenant's adapters over HTTP: upload, versions, aliases."""

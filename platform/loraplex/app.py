@@ -1,0 +1,95 @@
+"""The Litestar app: routes, and who answers what. Holds no state of its own."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.middleware import DefineMiddleware
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, ScalarRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.types import ControllerRouterHandler
+
+from loraplex.adapters.controller import AdapterController
+from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.error_handler import answer_error
+from loraplex.health import HealthController
+from loraplex.logs import log_access, structlog_plugin
+from loraplex.openai.chat_controller import ChatController
+from loraplex.openai.completions_controller import CompletionsController
+from loraplex.openai.models_controller import ModelsController
+from loraplex.request_id import add_request_id
+from loraplex.services import Backends, Services
+from loraplex.settings import Settings
+from loraplex.tenant_scope import provide_tenant
+from loraplex.tenants.controller import TenantController
+from loraplex.usage import UsageRecorder
+
+OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
+"""Opens the engine client, the registry and the rest on the app's own event loop."""
+
+_V1: Sequence[ControllerRouterHandler] = (
+    ChatController,
+    CompletionsController,
+    ModelsController,
+    AdapterController,
+)
+
+
+def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
+    """Return the service's ASGI app; its lifespan opens the backends and closes them."""
+
+    @asynccontextmanager
+    async def run_services(app: Litestar) -> AsyncIterator[None]:
+        async with open_backends() as backends, UsageRecorder(backends.registry) as usage:
+            app.state.services = Services(
+                settings=settings,
+                backends=backends,
+                authenticator=Authenticator(
+                    backends.registry,
+                    settings.auth.admin_key,
+                    cache_seconds=settings.auth.key_cache_seconds,
+                ),
+                usage=usage,
+            )
+            yield
+
+    def provide_services(state: State) -> Services:
+        services: Services = state.services
+        return services
+
+    return Litestar(
+        route_handlers=[
+            HealthController,
+            TenantController,
+            Router("/", route_handlers=_V1),
+            Router("/t/{tenant:str}", route_handlers=_V1),
+        ],
+        dependencies={
+            "services": Provide(provide_services, sync_to_thread=False),
+            "tenant": Provide(provide_tenant),
+        },
+        middleware=[DefineMiddleware(AuthMiddleware, exclude_http_methods=[])],
+        exception_handlers={Exception: answer_error},
+        before_send=[add_request_id, log_access],
+        lifespan=[run_services],
+        plugins=[structlog_plugin()],
+        request_max_body_size=settings.requests.max_body_bytes,
+        openapi_config=_openapi(),
+    )
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Loraplex",
+        version=version("loraplex"),
+        openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC),
+        render_plugins=[ScalarRenderPlugin(), JsonRenderPlugin()],
+        components=Components(
+            security_schemes={"key": SecurityScheme(type="http", scheme="bearer")},
+        ),
+        security=[{"key": []}],
+    )

@@ -1,0 +1,157 @@
+"""Who calls, and what they may: deny by default.
+
+`AuthMiddleware` stands before every route; only handlers with the option `exclude_from_auth`
+answer without a key. Guards then look at scopes, never at the database.
+"""
+
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
+
+from adapter_store.registry.records import Principal, TenantInfo
+from adapter_store.registry.registry import Registry
+from loraplex.errors import Forbidden, Unauthenticated
+
+PUBLIC = {"exclude_from_auth": True}
+"""The `opt` of a handler that answers without a key."""
+
+_MAX_KEY_LENGTH = 512
+_MAX_CACHED_KEYS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever holds the key. `actor` names it in the audit."""
+
+    actor: str
+    tenant: TenantInfo | None
+    scopes: frozenset[str]
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may do everything; never true of a tenant's own key."""
+        return self.tenant is None and "admin" in self.scopes
+
+
+ADMIN = Caller("admin", None, frozenset({"admin"}))
+
+
+class Authenticator:
+    """Verifies keys: the configured admin key in constant time, others in the registry.
+
+    A verified key is believed for `cache_seconds`, never past its expiry, and `forget` drops it
+    at once. Keys are held by their SHA-256 only.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        admin_key: str | None,
+        *,
+        cache_seconds: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._registry = registry
+        self._admin_hash = _hash(admin_key) if admin_key is not None else None
+        self._cache_seconds = cache_seconds
+        self._monotonic = monotonic
+        self._wall_clock = wall_clock
+        self._known: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
+        self._epoch = 0
+
+    async def authenticate(self, authorization: str | None) -> Caller:
+        """Return whom an `Authorization` header speaks for; raises `Unauthenticated`."""
+        scheme, _, key = (authorization or "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY_LENGTH:
+            raise Unauthenticated
+        key_hash = _hash(key)
+        if self._admin_hash is not None and hmac.compare_digest(key_hash, self._admin_hash):
+            return ADMIN
+        principal = self._recall(key_hash) or await self._verify(key, key_hash)
+        return Caller(principal.key_id, principal.tenant, principal.scopes)
+
+    def forget(self, key_id: str) -> None:
+        """Drop a key that was just revoked, a verification that is under way included."""
+        self._epoch += 1
+        for key_hash, (_, principal) in list(self._known.items()):
+            if principal.key_id == key_id:
+                del self._known[key_hash]
+
+    def _recall(self, key_hash: bytes) -> Principal | None:
+        known = self._known.get(key_hash)
+        if known is None:
+            return None
+        verified_at, principal = known
+        expires_at = principal.expires_at
+        if self._monotonic() - verified_at < self._cache_seconds and (
+            expires_at is None or expires_at.timestamp() > self._wall_clock()
+        ):
+            return principal
+        del self._known[key_hash]
+        return None
+
+    async def _verify(self, key: str, key_hash: bytes) -> Principal:
+        epoch, asked_at = self._epoch, self._monotonic()
+        principal = await self._registry.authenticate(key)
+        if principal is None:
+            raise Unauthenticated
+        if epoch == self._epoch:
+            self._known[key_hash] = (asked_at, principal)
+            if len(self._known) > _MAX_CACHED_KEYS:
+                self._known.popitem(last=False)
+        return principal
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class AuthMiddleware(AbstractAuthenticationMiddleware):
+    """Puts the `Caller` on the connection, or answers 401."""
+
+    async def authenticate_request(
+        self, connection: ASGIConnection[BaseRouteHandler, Caller, None, object]
+    ) -> AuthenticationResult:
+        """Verify the `Authorization` header."""
+        authenticator: Authenticator = connection.app.state.services.authenticator
+        caller = await authenticator.authenticate(connection.headers.get("authorization"))
+        return AuthenticationResult(user=caller, auth=None)
+
+
+Connection = ASGIConnection[BaseRouteHandler, Caller, None, object]
+
+
+def requires_admin(connection: Connection, _: BaseRouteHandler) -> None:
+    """Only an admin may."""
+    if not connection.user.is_admin:
+        raise Forbidden("admin_required", "this needs an admin key")
+
+
+def requires_tenant_scope(connection: Connection, _: BaseRouteHandler) -> None:
+    """Only a key that manages its tenant's adapters, or an admin, may."""
+    _require(connection.user, "tenant")
+
+
+def requires_inference_scope(connection: Connection, _: BaseRouteHandler) -> None:
+    """Only a key that may call models, or an admin, may."""
+    _require(connection.user, "inference")
+
+
+def requires_any_tenant_scope(connection: Connection, _: BaseRouteHandler) -> None:
+    """Any key that calls models or manages adapters may, and so may an admin."""
+    if "tenant" not in connection.user.scopes:
+        _require(connection.user, "inference")
+
+
+def _require(caller: Caller, scope: str) -> None:
+    if not caller.is_admin and scope not in caller.scopes:
+        raise Forbidden("insufficient_scope", f"this needs a key with the scope `{scope}`")

@@ -1,0 +1,43 @@
+"""Health pages: no key, and nothing in them that a stranger may not know."""
+
+from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.response import Response
+
+from adapter_store.errors import RegistryUnavailable
+from loraplex.auth import PUBLIC
+from loraplex.services import Services
+
+
+class HealthController(Controller):
+    """`/health`, `/health/live`, `/health/ready`."""
+
+    path = "/health"
+    opt = PUBLIC
+    tags = ("health",)
+
+    @get("/live", operation_id="getLiveness")
+    async def live(self) -> dict[str, str]:
+        """Answer while the process can answer at all."""
+        return {"status": "ok"}
+
+    @get(["/", "/ready"], operation_id="getReadiness")
+    async def ready(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
+        """Answer 200 while the engine and the registry answer, else 503."""
+        parts = {
+            "engine": "ok" if services.backends.engine.is_ready else "unavailable",
+            "registry": await _registry_status(services),
+        }
+        is_ready = set(parts.values()) == {"ok"}
+        return Response(
+            {"status": "ok" if is_ready else "unavailable", **parts},
+            status_code=200 if is_ready else 503,
+        )
+
+
+async def _registry_status(services: Services) -> str:
+    try:
+        await services.backends.registry.ping()
+    except RegistryUnavailable:
+        return "unavailable"
+    return "ok"

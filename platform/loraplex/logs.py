@@ -1,0 +1,68 @@
+"""Structured logs that carry no prompt, no reply, no key and no header.
+
+Litestar's own logging middleware is left out: it logs one line for each SSE chunk. Tracebacks come
+without local variables, since those hold prompts and keys.
+"""
+
+import logging
+import time
+from typing import Any, cast
+
+import structlog
+from litestar.connection import ASGIConnection
+from litestar.logging.config import LoggingConfig, StructLoggingConfig
+from litestar.plugins.structlog import StructlogConfig, StructlogPlugin
+from litestar.types import Message, Scope
+
+from loraplex.request_id import request_id
+
+_log = structlog.get_logger("loraplex.access")
+_QUIET = ("/health",)
+
+
+def structlog_plugin() -> StructlogPlugin:
+    """Return the logging set-up of an API process: one JSON object a line."""
+    return StructlogPlugin(
+        StructlogConfig(
+            structlog_logging_config=StructLoggingConfig(
+                processors=[
+                    structlog.contextvars.merge_contextvars,
+                    structlog.processors.add_log_level,
+                    structlog.processors.TimeStamper(fmt="iso", utc=True),
+                    structlog.processors.ExceptionRenderer(
+                        structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+                    ),
+                    structlog.processors.JSONRenderer(),
+                ],
+                wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+                log_exceptions="never",
+                standard_lib_logging_config=LoggingConfig(log_exceptions="never"),
+            ),
+            enable_middleware_logging=False,
+        )
+    )
+
+
+async def log_access(message: Message, scope: Scope) -> None:
+    """Litestar `before_send` hook: one line when a reply starts."""
+    if message["type"] != "http.response.start" or scope["type"] != "http":
+        return
+    if scope["path"].startswith(_QUIET) and message["status"] < 400:
+        return
+    _log.info(
+        "request",
+        method=scope["method"],
+        path=scope["path"],
+        status=message["status"],
+        request_id=request_id(scope),
+    )
+
+
+def log_unexpected(connection: ASGIConnection[Any, Any, Any, Any], error: Exception) -> None:
+    """Log an exception that became a 500, with its traceback and without any value."""
+    _log.error(
+        "unexpected_error",
+        path=connection.scope["path"],
+        request_id=request_id(connection.scope),
+        exc_info=error,
+    )

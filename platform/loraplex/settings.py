@@ -1,0 +1,139 @@
+"""What the service is told: frozen, checked, read from `LORAPLEX_*` and passed in.
+
+One struct per concern; each field is one variable, `max_body_bytes` is `LORAPLEX_MAX_BODY_BYTES`.
+Structs, so that the supervisor can hand them to an API process as JSON.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+PREFIX = "LORAPLEX_"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class SettingsError(Exception):
+    """A variable that cannot be read; the message names it."""
+
+
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may call."""
+
+    admin_key: Annotated[str, Meta(min_length=32)] | None = None
+    """Compared in constant time, never stored; None: only keys of the registry count."""
+    key_cache_seconds: Annotated[float, Meta(ge=0, le=60)] = 1.0
+    """How long a verified key is believed: a revocation elsewhere holds after this."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the base model is called."""
+
+    served_model_names: tuple[str, ...] = ()
+    """Further names of the base model, beside `base` and its own."""
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Caps on one call, all answered with a reason code before any work starts."""
+
+    max_body_bytes: Positive = 4 * 2**20
+    """JSON bodies; uploads have their own cap."""
+    max_json_depth: Positive = 32
+    body_seconds: Seconds = 30.0
+    """A JSON body must have arrived by then."""
+    max_prompts: Positive = 64
+    """Prompts of one `/v1/completions` call."""
+    max_choices: Positive = 128
+    """Prompts x `n`."""
+    max_messages: Positive = 2048
+    max_stop: Positive = 16
+    """Stop strings."""
+    max_stop_chars: Positive = 256
+    max_stop_token_ids: Positive = 128
+    max_logit_bias: Positive = 1024
+    max_logprobs: Positive = 20
+    """Alternatives for each token, as in OpenAI's API."""
+    max_chars_per_token: Positive = 64
+    """A prompt with more characters than the context's tokens times this is not tokenised."""
+
+
+class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Caps on one adapter upload."""
+
+    max_upload_bytes: Positive = 2 * 2**30
+    max_upload_config_bytes: Positive = 2**20
+    upload_seconds: Seconds = 900.0
+    """The whole body must have arrived by then."""
+    upload_idle_seconds: Seconds = 20.0
+    """Without a byte for so long the upload is given up."""
+
+
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How replies are streamed."""
+
+    keep_alive_seconds: Seconds = 10.0
+    """A comment line goes out after so long without a token."""
+
+
+class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where things lie."""
+
+    database_url: str
+    blobs_dir: str
+    """Adapters by digest: the truth."""
+    cache_dir: str
+    """Adapters by digest, verified, for the engine; shared with its process."""
+    uploads_dir: str
+    """Uploads on their way in."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the engine is, and the model that it runs."""
+
+    engine_socket: str
+    model_dir: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    storage: StorageSettings
+    engine: EngineSettings
+    auth: AuthSettings = msgspec.field(default_factory=AuthSettings)
+    model: ModelSettings = msgspec.field(default_factory=ModelSettings)
+    requests: RequestLimits = msgspec.field(default_factory=RequestLimits)
+    uploads: UploadLimits = msgspec.field(default_factory=UploadLimits)
+    streams: StreamSettings = msgspec.field(default_factory=StreamSettings)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **given: Any) -> Self:
+        """Read `LORAPLEX_*`; what is `given` by field name wins. Raises `SettingsError`."""
+        return _read(cls, environ, given)
+
+
+def _read(struct: type[T], environ: Mapping[str, str], given: dict[str, Any]) -> T:
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            values[field.name] = _read(field.type, environ, given)
+        elif field.name in given:
+            values[field.name] = given[field.name]
+        elif (text := environ.get(variable := PREFIX + field.name.upper())) is not None:
+            value = text.split(",") if field.type == tuple[str, ...] else text
+            values[field.name] = _convert(value, field.type, variable)
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _convert(value: Any, type_: Any, variable: str) -> Any:
+    try:
+        return msgspec.convert(value, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{variable}: {error}") from None

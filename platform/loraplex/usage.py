@@ -1,0 +1,88 @@
+"""Usage rows, written behind the replies: a full queue or a slow database holds up nobody."""
+
+import asyncio
+import contextlib
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from adapter_store.registry.records import UsageRecord
+from adapter_store.registry.registry import Registry
+
+_log = structlog.get_logger("loraplex.usage")
+
+_MAX_BATCH = 256
+
+
+class UsageRecorder:
+    """An async context manager; leaving it writes what is still queued.
+
+    A batch that the database refuses is tried again with growing pauses while newer ones wait.
+    Beyond `max_queued` records the newest are dropped, and counted in the log.
+    """
+
+    def __init__(
+        self, registry: Registry, *, max_queued: int = 100_000, retry_seconds: float = 0.5
+    ) -> None:
+        self._registry = registry
+        self._max_queued = max_queued
+        self._retry_seconds = retry_seconds
+        self._queue: deque[UsageRecord] = deque()
+        self._arrived = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._num_dropped = 0
+
+    def record(self, usage: UsageRecord) -> None:
+        """Queue a row; synchronous, so that it works while a task is being cancelled."""
+        if len(self._queue) >= self._max_queued:
+            self._num_dropped += 1
+            return
+        self._queue.append(usage)
+        self._arrived.set()
+
+    async def _flush(self) -> None:
+        while self._queue:
+            batch = [self._queue[i] for i in range(min(_MAX_BATCH, len(self._queue)))]
+            await self._registry.record_usage(*batch)
+            for _ in batch:
+                self._queue.popleft()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="usage")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closing.set()
+        self._arrived.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        pause = self._retry_seconds
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            try:
+                await self._flush()
+                pause = self._retry_seconds
+            except Exception as error:
+                _log.warning("usage_not_written", error=type(error).__name__, rows=len(self._queue))
+                self._arrived.set()
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                pause = min(2 * pause, 30.0)
+            if self._num_dropped:
+                _log.error("usage_dropped", rows=self._num_dropped)
+                self._num_dropped = 0
+            if self._closing.is_set() and not self._queue:
+                return
