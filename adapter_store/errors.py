@@ -6,12 +6,16 @@ AdapterStoreError
 ├── RegistryError            a rule of the registry (`.code`)
 │   ├── ModelNotFound        no such base, adapter, version or alias that this tenant may see
 │   ├── AdapterNotFound      the tenant has no adapter of that name
+│   ├── VersionNotFound      the adapter has no such version
 │   ├── TenantNotFound       no tenant of that name
+│   ├── KeyNotFound          no API key of that id
 │   ├── InvalidName          a name, alias or model reference with a wrong form
 │   ├── NameTaken            the name is in use
 │   ├── NameReserved         the name is kept for the base model
+│   ├── InvalidField         another field with a value that can never work (`.field`)
 │   ├── VersionInUse         an alias points to the version
-│   └── AliasConflict        the alias does not point to the version that the caller expected
+│   ├── AliasConflict        the alias does not point to the version that the caller expected
+│   └── RegistryUnavailable  the database does not answer; the call may be made again
 └── BlobError                the adapter's files (`.digest`)
     ├── BlobMissing          no files of that digest
     └── BlobCorrupt          the files do not hash to their digest
@@ -62,10 +66,22 @@ class AdapterNotFound(RegistryError):
     code = "adapter_not_found"
 
 
+class VersionNotFound(RegistryError):
+    """The adapter has no version of that number, or no longer."""
+
+    code = "version_not_found"
+
+
 class TenantNotFound(RegistryError):
     """No tenant of that name, or not one that the caller may see."""
 
     code = "tenant_not_found"
+
+
+class KeyNotFound(RegistryError):
+    """No API key of that id, or not one of the tenant."""
+
+    code = "key_not_found"
 
 
 class InvalidName(RegistryError):
@@ -86,6 +102,16 @@ class NameReserved(RegistryError):
     code = "name_reserved"
 
 
+class InvalidField(RegistryError):
+    """A field with a value that can never work; `field` names it."""
+
+    code = "invalid_field"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class VersionInUse(RegistryError):
     """The version cannot be deleted: an alias points to it."""
 
@@ -96,6 +122,12 @@ class AliasConflict(RegistryError):
     """The alias does not point to the version that the caller expected."""
 
     code = "alias_conflict"
+
+
+class RegistryUnavailable(RegistryError):
+    """The database does not answer. The call may be made again."""
+
+    code = "registry_unavailable"
 
 
 class BlobError(AdapterStoreError):

@@ -67,14 +67,18 @@ def check_adapter_name(name: str, reserved: frozenset[str] = frozenset()) -> Non
     `reserved` holds the names that the base model is served under. They are compared without case,
     so that no adapter passes for the base.
     """
-    _check(_NAME, name, "adapter name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end")
+    _check(
+        _NAME, name, "adapter name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end"
+    )
     if name == BASE_NAME or name in {served.casefold() for served in reserved}:
         raise NameReserved(f"the name {name!r} is kept for the base model")
 
 
 def check_tenant_name(name: str) -> None:
     """Raise `InvalidName` unless a tenant may be called `name`: the form of adapter names."""
-    _check(_NAME, name, "tenant name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end")
+    _check(
+        _NAME, name, "tenant name", "1 to 64 of a-z 0-9 . _ -, with a letter or digit at each end"
+    )
 
 
 def check_alias(alias: str) -> None:

@@ -25,7 +25,7 @@ class KeyInfo:
 
     key_id: str
     hint: str
-    """The key's first and last characters, to recognise it by."""
+    """The key's last characters, to recognise it by."""
     tenant: str | None
     scopes: frozenset[str]
     created_at: datetime

@@ -1,0 +1,125 @@
+"""Adapters: a tenant's names. `versions.py` has their versions, `aliases.py` their aliases."""
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.errors import AdapterNotFound, VersionNotFound
+from adapter_store.registry import tenants
+from adapter_store.registry.audit import Change
+from adapter_store.registry.models import Adapter, AdapterVersion, Alias
+from adapter_store.registry.records import AdapterInfo
+
+
+async def find(session: AsyncSession, tenant: str, name: str, *, lock: bool = False) -> Adapter:
+    """The row of a live adapter, locked for the transaction if asked.
+
+    Raises `TenantNotFound` or `AdapterNotFound`.
+    """
+    owner = await tenants.find(session, tenant)
+    adapter = await find_row(session, owner.id, name, lock=lock)
+    if adapter is None or adapter.deleted_at is not None:
+        raise AdapterNotFound(f"there is no adapter {name[:64]!r}")
+    return adapter
+
+
+async def find_row(
+    session: AsyncSession, tenant_id: int, name: str, *, lock: bool
+) -> Adapter | None:
+    """The row of a name, also where only its version counter is left."""
+    query = select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.name == name)
+    return await session.scalar(query.with_for_update() if lock else query)
+
+
+async def find_version(session: AsyncSession, adapter: Adapter, number: int) -> AdapterVersion:
+    """The row of a version; raises `VersionNotFound`."""
+    version = await session.scalar(
+        select(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter.id, AdapterVersion.number == number
+        )
+    )
+    if version is None:
+        raise VersionNotFound(f"the adapter {adapter.name!r} has no version {number}")
+    return version
+
+
+async def list_of(session: AsyncSession, tenant: str) -> list[AdapterInfo]:
+    """A tenant's live adapters, by name; raises `TenantNotFound`."""
+    owner = await tenants.find(session, tenant)
+    rows = await session.scalars(
+        select(Adapter)
+        .where(Adapter.tenant_id == owner.id, Adapter.deleted_at.is_(None))
+        .order_by(Adapter.name)
+    )
+    return await _infos(session, list(rows), owner.id)
+
+
+async def get(session: AsyncSession, tenant: str, name: str) -> AdapterInfo:
+    """Raises `TenantNotFound` or `AdapterNotFound`."""
+    adapter = await find(session, tenant, name)
+    return (await _infos(session, [adapter], adapter.tenant_id, adapter.id))[0]
+
+
+async def remove(session: AsyncSession, change: Change, tenant: str, name: str) -> list[str]:
+    """Delete an adapter with its versions and aliases; only its version counter stays.
+
+    Returns the digests that no version of any tenant names any more. Raises `TenantNotFound` or
+    `AdapterNotFound`.
+    """
+    adapter = await find(session, tenant, name, lock=True)
+    mine = AdapterVersion.adapter_id == adapter.id
+    others = select(AdapterVersion.digest).where(~mine)
+    unused = await session.scalars(
+        select(AdapterVersion.digest).where(mine, AdapterVersion.digest.not_in(others)).distinct()
+    )
+    digests = sorted(unused)
+    await session.execute(delete(Alias).where(Alias.adapter_id == adapter.id))
+    await session.execute(delete(AdapterVersion).where(mine))
+    adapter.deleted_at = change.now
+    change.record(session, "adapter.delete", tenant, name, last_version=adapter.last_version)
+    return digests
+
+
+async def _infos(
+    session: AsyncSession, rows: list[Adapter], tenant_id: int, adapter_id: int | None = None
+) -> list[AdapterInfo]:
+    of = Adapter.tenant_id == tenant_id
+    if adapter_id is not None:
+        of &= Adapter.id == adapter_id
+    versions = {
+        key: (count, newest, updated_at)
+        for key, count, newest, updated_at in await session.execute(
+            select(
+                Adapter.id,
+                func.count(),
+                func.max(AdapterVersion.number),
+                func.max(AdapterVersion.created_at),
+            )
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(of)
+            .group_by(Adapter.id)
+        )
+    }
+    aliases: dict[int, dict[str, int]] = {row.id: {} for row in rows}
+    pointing = (
+        select(Alias.adapter_id, Alias.name, AdapterVersion.number)
+        .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
+        .join(Adapter, Adapter.id == Alias.adapter_id)
+        .where(of)
+        .order_by(Alias.name)
+    )
+    for key, alias, number in await session.execute(pointing):
+        aliases[key][alias] = number
+    infos: list[AdapterInfo] = []
+    for row in rows:
+        count, newest, updated_at = versions[row.id]
+        infos.append(
+            AdapterInfo(
+                name=row.name,
+                latest_version=newest,
+                num_versions=count,
+                aliases=aliases[row.id],
+                created_at=row.created_at,
+                updated_at=updated_at,
+            )
+        )
+    return infos

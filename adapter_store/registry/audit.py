@@ -1,0 +1,50 @@
+"""The audit log: every change of tenants, keys, adapters and aliases leaves a row."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.registry.models import Audit
+from adapter_store.registry.records import AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Who changes the registry, and when."""
+
+    actor: str
+    now: datetime
+
+    def record(
+        self, session: AsyncSession, action: str, tenant: str | None, subject: str, **detail: Any
+    ) -> None:
+        """Add the row to the transaction of the change itself: both are stored, or neither."""
+        session.add(
+            Audit(
+                actor=self.actor,
+                action=action,
+                tenant=tenant,
+                subject=subject,
+                detail=detail,
+                created_at=self.now,
+            )
+        )
+
+
+async def newest(session: AsyncSession, limit: int) -> list[AuditEntry]:
+    """The newest `limit` entries, newest first."""
+    rows = await session.scalars(select(Audit).order_by(Audit.id.desc()).limit(limit))
+    return [
+        AuditEntry(
+            created_at=row.created_at,
+            actor=row.actor,
+            action=row.action,
+            tenant=row.tenant,
+            subject=row.subject,
+            detail=row.detail,
+        )
+        for row in rows
+    ]

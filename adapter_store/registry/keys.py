@@ -1,0 +1,153 @@
+"""API keys: 256 random bits, stored as their SHA-256.
+
+A fast hash is enough because there is nothing to guess: no dictionary holds a random key.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.errors import InvalidField, KeyNotFound
+from adapter_store.registry import tenants
+from adapter_store.registry.audit import Change
+from adapter_store.registry.models import ApiKey, Tenant
+from adapter_store.registry.records import CreatedKey, KeyInfo, Principal
+
+KEY_PREFIX = "lpx_"
+TENANT_SCOPES = frozenset({"tenant", "inference", "metrics"})
+PLATFORM_SCOPES = frozenset({"admin", "metrics"})
+ADMIN_PURPOSE = "admin"
+
+_KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{43}")
+
+
+def hash_key(plain: str) -> str | None:
+    """SHA-256 in hex; None for what can't be one of our keys."""
+    return hashlib.sha256(plain.encode()).hexdigest() if _KEY.fullmatch(plain) else None
+
+
+async def create(
+    session: AsyncSession,
+    change: Change,
+    tenant: str | None,
+    scopes: Iterable[str],
+    expires_at: datetime | None,
+    purpose: str | None = None,
+) -> CreatedKey:
+    """Raises `TenantNotFound` or `InvalidField`.
+
+    A tenant's key may have the scopes `tenant`, `inference`, `metrics`; a platform key (no tenant)
+    `admin`, `metrics`.
+    """
+    granted = frozenset(scopes)
+    _check_scopes(granted, TENANT_SCOPES if tenant is not None else PLATFORM_SCOPES)
+    _check_expiry(expires_at, change.now)
+    owner = await tenants.find(session, tenant) if tenant is not None else None
+    plain = KEY_PREFIX + secrets.token_urlsafe(32)
+    row = ApiKey(
+        key_id=f"key_{secrets.token_hex(8)}",
+        key_hash=hashlib.sha256(plain.encode()).hexdigest(),
+        hint=f"{KEY_PREFIX}…{plain[-4:]}",
+        tenant_id=owner.id if owner is not None else None,
+        scopes=sorted(granted),
+        purpose=purpose,
+        created_at=change.now,
+        expires_at=expires_at,
+        revoked_at=None,
+    )
+    session.add(row)
+    change.record(session, "key.create", tenant, row.key_id, scopes=row.scopes)
+    await session.flush()
+    return CreatedKey(plain, _info(row, tenant))
+
+
+async def create_admin(session: AsyncSession, change: Change) -> CreatedKey | None:
+    """The service's own admin key, once in a database's life; None ever after."""
+    if await session.scalar(select(ApiKey.id).where(ApiKey.purpose == ADMIN_PURPOSE)) is not None:
+        return None
+    return await create(session, change, None, {"admin"}, None, purpose=ADMIN_PURPOSE)
+
+
+async def list_of(session: AsyncSession, tenant: str | None) -> list[KeyInfo]:
+    """A tenant's keys, or the platform's, oldest first; raises `TenantNotFound`."""
+    owner = (await tenants.find(session, tenant)).id if tenant is not None else None
+    rows = await session.scalars(
+        select(ApiKey).where(ApiKey.tenant_id.is_not_distinct_from(owner)).order_by(ApiKey.id)
+    )
+    return [_info(row, tenant) for row in rows]
+
+
+async def revoke(session: AsyncSession, change: Change, key_id: str, tenant: str | None) -> KeyInfo:
+    """Revoke a key for good. A second time changes nothing.
+
+    With `tenant`, only a key of that tenant is found. Raises `KeyNotFound`.
+    """
+    found = (
+        await session.execute(
+            select(ApiKey, Tenant.name)
+            .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+            .where(ApiKey.key_id == key_id)
+        )
+    ).one_or_none()
+    if found is None or (tenant is not None and found[1] != tenant):
+        raise KeyNotFound(f"there is no key {key_id[:32]!r}")
+    row, owner = found
+    if row.revoked_at is None:
+        row.revoked_at = change.now
+        change.record(session, "key.revoke", owner, key_id)
+        await session.flush()
+    return _info(row, owner)
+
+
+async def find_principal(session: AsyncSession, key_hash: str) -> Principal | None:
+    """Whom a key speaks for, unless it is unknown or revoked. Expiry is for the caller to check."""
+    found = (
+        await session.execute(
+            select(ApiKey, Tenant)
+            .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+            .where(ApiKey.key_hash == key_hash, ApiKey.revoked_at.is_(None))
+        )
+    ).one_or_none()
+    if found is None:
+        return None
+    row, tenant = found
+    return Principal(
+        key_id=row.key_id,
+        tenant=tenants.info_of(tenant) if tenant is not None else None,
+        scopes=frozenset(row.scopes),
+        expires_at=row.expires_at,
+    )
+
+
+def _check_scopes(granted: frozenset[str], allowed: frozenset[str]) -> None:
+    if not granted or not granted <= allowed:
+        wrong = ", ".join(sorted(repr(scope[:32]) for scope in granted - allowed)) or "none"
+        raise InvalidField(
+            "scopes", f"scopes must be some of {', '.join(sorted(allowed))}; got {wrong}"
+        )
+
+
+def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
+    if expires_at is None:
+        return
+    if expires_at.tzinfo is None:
+        raise InvalidField("expires_at", "expires_at needs a time zone, as in 2030-01-01T00:00:00Z")
+    if expires_at <= now:
+        raise InvalidField("expires_at", f"expires_at is in the past: {expires_at.isoformat()}")
+
+
+def _info(row: ApiKey, tenant: str | None) -> KeyInfo:
+    return KeyInfo(
+        key_id=row.key_id,
+        hint=row.hint,
+        tenant=tenant,
+        scopes=frozenset(row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

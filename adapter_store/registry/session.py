@@ -1,0 +1,152 @@
+"""The registry's database: engine, sessions, and what each dialect needs to be correct.
+
+SQLite: WAL, one writer at a time. A write transaction starts with `BEGIN IMMEDIATE`, because a
+deferred one that reads first and writes later fails at once, whatever the busy timeout, when
+another writer came between. Within a process writers queue on a lock in order of arrival; SQLite's
+own waiting is by polling and unfair.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import URL, Connection, event, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from adapter_store.errors import RegistryUnavailable
+
+T = TypeVar("T")
+Work = Callable[[AsyncSession], Awaitable[T]]
+
+BUSY_TIMEOUT_SECONDS = 5.0
+_WRITE_ATTEMPTS = 5
+_ASYNC_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+asyncpg",
+    "postgresql": "postgresql+asyncpg",
+}
+
+
+def async_url(url: str) -> URL:
+    """The URL with the async driver that the registry uses.
+
+    Takes `sqlite:///path`, `postgres://…` and `postgresql://…`, with or without a driver. Raises
+    `ValueError` for another database, and for SQLite without a file: connections would not share
+    what it holds.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ValueError(
+            "the database URL has no form like sqlite:///path or postgresql://…"
+        ) from None
+    backend = parsed.drivername.partition("+")[0]
+    if backend not in _ASYNC_DRIVERS:
+        raise ValueError(f"the database {backend!r} is not supported: use sqlite or postgresql")
+    if backend == "sqlite" and (not parsed.database or ":memory:" in parsed.database):
+        raise ValueError("SQLite needs a file: sqlite:////absolute/path or sqlite:///relative/path")
+    return parsed.set(drivername=_ASYNC_DRIVERS[backend])
+
+
+def create_engine(url: str | URL) -> AsyncEngine:
+    """An engine for `url`, with SQLite set up as this module says.
+
+    Transactions are deferred unless the connection has the execution option `immediate`.
+    """
+    parsed = async_url(url) if isinstance(url, str) else url
+    common: dict[str, Any] = {
+        "hide_parameters": True,  # error texts reach logs; key hashes must not
+        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+        "json_deserializer": msgspec.json.decode,
+    }
+    if parsed.get_backend_name() != "sqlite":
+        return create_async_engine(parsed, pool_pre_ping=True, **common)
+    connect_args = {"isolation_level": None, "timeout": BUSY_TIMEOUT_SECONDS}
+    engine = create_async_engine(parsed, connect_args=connect_args, **common)
+    event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout={int(BUSY_TIMEOUT_SECONDS * 1000)}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get("immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+class Database:
+    """Runs units of work, each in a transaction of its own. Made on the loop that uses it."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = create_engine(url)
+        self._writing_engine = self._engine.execution_options(immediate=True)
+        single_writer = self._engine.dialect.name == "sqlite"
+        self._write_lock = asyncio.Lock() if single_writer else None
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` on a consistent snapshot; what it writes is dropped.
+
+        Raises `RegistryUnavailable` when the database does not answer.
+        """
+        async with _translated_errors(), self._session(self._engine) as session:
+            return await work(session)
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` and commit; on any exception nothing is stored.
+
+        A unique or foreign key violation means that another process came first: `work` runs again,
+        on what that process left. Raises `RegistryUnavailable` when the database does not answer.
+        """
+        for _ in range(_WRITE_ATTEMPTS - 1):
+            try:
+                return await self._write_once(work)
+            except IntegrityError:
+                continue
+        return await self._write_once(work)
+
+    async def _write_once(self, work: Work[T]) -> T:
+        async with _translated_errors():
+            if self._write_lock is None:
+                return await self._commit(work)
+            async with self._write_lock:
+                return await self._commit(work)
+
+    async def _commit(self, work: Work[T]) -> T:
+        async with self._session(self._writing_engine) as session, session.begin():
+            return await work(session)
+
+    def _session(self, engine: AsyncEngine) -> AsyncSession:
+        return AsyncSession(engine, expire_on_commit=False)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+@asynccontextmanager
+async def _translated_errors() -> AsyncGenerator[None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+        # The driver's text may quote the database's address; the cause keeps it for the log.
+        raise RegistryUnavailable("the registry's database does not answer") from error

@@ -1,0 +1,205 @@
+"""Versions of adapters: immutable, numbered from 1, no number given out twice.
+
+A number is the counter of the adapter's row plus one. The row is locked meanwhile (SQLite: the one
+writer), and survives a delete of the adapter, so neither races nor deletes can repeat a number.
+"""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.errors import VersionInUse
+from adapter_store.model_ref import DEFAULT_ALIAS, ModelRef, model_not_found
+from adapter_store.peft_format import InspectedAdapter
+from adapter_store.registry import adapters, aliases, tenants
+from adapter_store.registry.audit import Change
+from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
+from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, VersionInfo
+
+READY = "ready"
+
+
+async def register(
+    session: AsyncSession,
+    change: Change,
+    tenant: str,
+    name: str,
+    inspected: InspectedAdapter,
+    base_fingerprint: str,
+    publish: bool,
+) -> RegisteredVersion:
+    """Give an upload its number, unless the newest version is the same already.
+
+    The same: equal digest, for the same base model. With `publish` the alias `default` points to
+    the version returned, new or not; without, no alias moves. Raises `TenantNotFound`.
+    """
+    owner = await tenants.find(session, tenant)
+    adapter = await _revive(session, change, owner.id, name)
+    version = await _newest(session, adapter.id)
+    created = (
+        version is None
+        or version.digest != inspected.digest
+        or version.base_fingerprint != base_fingerprint
+    )
+    if version is None or created:
+        adapter.last_version += 1
+        version = _row(adapter, inspected, base_fingerprint, change)
+        session.add(version)
+        await session.flush()
+        change.record(
+            session,
+            "version.create",
+            tenant,
+            f"{name}@{version.number}",
+            digest=version.digest,
+            published=publish,
+        )
+    previous = None
+    if publish:
+        previous = await aliases.point(session, change, DEFAULT_ALIAS, version)
+        if previous != version.number:
+            change.record(
+                session,
+                "alias.set",
+                tenant,
+                f"{name}:{DEFAULT_ALIAS}",
+                version=version.number,
+                previous=previous,
+            )
+    return RegisteredVersion(
+        name=name,
+        version=version.number,
+        digest=version.digest,
+        created=created,
+        published=publish,
+        previous=previous,
+        report=version.report,
+    )
+
+
+async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> ResolvedAdapter:
+    """The version that a reference names; raises `ModelNotFound`, the same for every reason."""
+    query = (
+        select(AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(Tenant.name == tenant, Adapter.name == ref.name)
+    )
+    if ref.version is not None:
+        query = query.where(AdapterVersion.number == ref.version)
+    else:
+        query = query.join(Alias, Alias.version_id == AdapterVersion.id).where(
+            Alias.name == (ref.alias or DEFAULT_ALIAS)
+        )
+    found = (await session.execute(query)).one_or_none()
+    if found is None:
+        raise model_not_found(str(ref))
+    number, digest, base_fingerprint = found
+    return ResolvedAdapter(tenant, ref.name, number, digest, base_fingerprint)
+
+
+async def list_of(session: AsyncSession, tenant: str, name: str) -> list[VersionInfo]:
+    """An adapter's versions, newest first; raises `TenantNotFound` or `AdapterNotFound`."""
+    adapter = await adapters.find(session, tenant, name)
+    pointing: dict[int, list[str]] = {}
+    for version_id, alias in await session.execute(
+        select(Alias.version_id, Alias.name)
+        .where(Alias.adapter_id == adapter.id)
+        .order_by(Alias.name)
+    ):
+        pointing.setdefault(version_id, []).append(alias)
+    rows = await session.scalars(
+        select(AdapterVersion)
+        .where(AdapterVersion.adapter_id == adapter.id)
+        .order_by(AdapterVersion.number.desc())
+    )
+    return [_info(name, row, tuple(pointing.get(row.id, ()))) for row in rows]
+
+
+async def remove(
+    session: AsyncSession, change: Change, tenant: str, name: str, number: int
+) -> list[str]:
+    """Delete a version, and with the last one the adapter.
+
+    Returns its digest if no version of any tenant names it any more. Raises `TenantNotFound`,
+    `AdapterNotFound`, `VersionNotFound`, or `VersionInUse` while an alias points to it.
+    """
+    adapter = await adapters.find(session, tenant, name, lock=True)
+    version = await adapters.find_version(session, adapter, number)
+    pointing = await session.scalars(
+        select(Alias.name).where(Alias.version_id == version.id).order_by(Alias.name)
+    )
+    if names := ", ".join(pointing):
+        raise VersionInUse(f"version {number} of {name!r} is in use by the alias {names}")
+    digest = version.digest
+    await session.delete(version)
+    await session.flush()
+    change.record(session, "version.delete", tenant, f"{name}@{number}", digest=digest)
+    if await _newest(session, adapter.id) is None:
+        adapter.deleted_at = change.now
+        change.record(session, "adapter.delete", tenant, name, last_version=adapter.last_version)
+    return [] if await is_live(session, digest) else [digest]
+
+
+async def is_live(session: AsyncSession, digest: str) -> bool:
+    """Whether a version of any tenant names the digest."""
+    return bool(await session.scalar(select(exists().where(AdapterVersion.digest == digest))))
+
+
+async def _revive(session: AsyncSession, change: Change, tenant_id: int, name: str) -> Adapter:
+    adapter = await adapters.find_row(session, tenant_id, name, lock=True)
+    if adapter is None:
+        adapter = Adapter(
+            tenant_id=tenant_id, name=name, last_version=0, created_at=change.now, deleted_at=None
+        )
+        session.add(adapter)
+        await session.flush()
+    elif adapter.deleted_at is not None:
+        adapter.created_at = change.now
+        adapter.deleted_at = None
+    return adapter
+
+
+async def _newest(session: AsyncSession, adapter_id: int) -> AdapterVersion | None:
+    return await session.scalar(
+        select(AdapterVersion)
+        .where(AdapterVersion.adapter_id == adapter_id)
+        .order_by(AdapterVersion.number.desc())
+        .limit(1)
+    )
+
+
+def _row(
+    adapter: Adapter, inspected: InspectedAdapter, base_fingerprint: str, change: Change
+) -> AdapterVersion:
+    report: dict[str, Any] = msgspec.to_builtins(inspected.report)
+    return AdapterVersion(
+        adapter_id=adapter.id,
+        number=adapter.last_version,
+        digest=inspected.digest,
+        state=READY,
+        rank=inspected.report.rank,
+        bytes=inspected.report.bytes,
+        config=inspected.config,
+        report=report,
+        base_fingerprint=base_fingerprint,
+        created_at=change.now,
+    )
+
+
+def _info(name: str, row: AdapterVersion, pointing: tuple[str, ...]) -> VersionInfo:
+    return VersionInfo(
+        name=name,
+        version=row.number,
+        digest=row.digest,
+        state=row.state,
+        rank=row.rank,
+        bytes=row.bytes,
+        base_fingerprint=row.base_fingerprint,
+        config=row.config,
+        report=row.report,
+        aliases=pointing,
+        created_at=row.created_at,
+    )
