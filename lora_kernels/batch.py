@@ -1,0 +1,56 @@
+"""Which rows of a step belong to which adapter slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraBatch:
+    """Rows grouped into segments, one segment for each slot in use; base rows are in none.
+
+    Kernels read rows through `permutation`, so rows need not move. The same batch serves every
+    projection of the step.
+    """
+
+    num_rows: int
+    """Rows that x and y have at least; rows past them (padding) are left alone."""
+    permutation: Tensor
+    """[segment_indptr[-1]] int64: row numbers, segment after segment, ascending in each."""
+    segment_indptr: tuple[int, ...]
+    """Entries `segment_indptr[i]:segment_indptr[i + 1]` of `permutation` are segment i."""
+    segment_slot: tuple[int, ...]
+    """Slot of each segment; no slot twice."""
+    segment_start: tuple[int | None, ...]
+    """First row of a segment whose rows are consecutive, else None."""
+
+    @staticmethod
+    def from_runs(slots: Sequence[int | None], lengths: Sequence[int]) -> "LoraBatch":
+        """Build from runs of rows: run i has `lengths[i]` rows of `slots[i]` (None: base model)."""
+        rows_of: dict[int, list[range]] = {}
+        num_rows = 0
+        for slot, length in zip(slots, lengths, strict=True):
+            if slot is not None:
+                rows_of.setdefault(slot, []).append(range(num_rows, num_rows + length))
+            num_rows += length
+        indptr, starts, order = [0], list[int | None](), list[int]()
+        for _, runs in sorted(rows_of.items()):
+            rows = [row for run in runs for row in run]
+            consecutive = not rows or rows[-1] - rows[0] == len(rows) - 1
+            starts.append((rows[0] if rows else 0) if consecutive else None)
+            order += rows
+            indptr.append(len(order))
+        return LoraBatch(
+            num_rows=num_rows,
+            permutation=torch.tensor(order, dtype=torch.int64),
+            segment_indptr=tuple(indptr),
+            segment_slot=tuple(sorted(rows_of)),
+            segment_start=tuple(starts),
+        )
+
+    @property
+    def num_segments(self) -> int:
+        """How many slots the batch uses."""
+        return len(self.segment_slot)

@@ -1,0 +1,49 @@
+"""The public operation: validates, then hands over to the path for the tensors' device."""
+
+import torch
+from torch import Tensor
+
+from lora_kernels.batch import LoraBatch
+from lora_kernels.cpu import add_lora_cpu
+from lora_kernels.table import LoraTable
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def add_lora(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
+    """Add each row's low-rank update to y.
+
+    Semantics, for each row r of slot s and each slice i that s has weights for:
+    ``y[r, slice i] += scaling[s, i] * (x[r] @ A[s, i].T) @ B[s, i].T``. The product is accumulated
+    in float32 and added in float32; only the sum is rounded to y's dtype. Rows of no segment, rows
+    past `batch.num_rows` and slices without weights are not touched.
+
+    Args:
+        y: [rows, table.out_features], float32 or bfloat16; changed in place. The base's output.
+        x: [rows, table.in_features], the dtype of y. The projection's input.
+        table: the projection's slots.
+        batch: rows by slot; `rows` is at least `batch.num_rows`.
+
+    Raises:
+        ValueError: shapes, dtypes or a slot number that do not fit.
+
+    """
+    if batch.num_segments == 0:
+        return
+    _validate(y, x, table, batch)
+    add_lora_cpu(y, x, table, batch)
+
+
+def _validate(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
+    if x.dim() != 2 or x.shape[1] != table.in_features:
+        raise ValueError(f"x is {list(x.shape)}, the projection has {table.in_features} inputs")
+    if y.shape != (x.shape[0], table.out_features):
+        raise ValueError(f"y is {list(y.shape)}, not {[x.shape[0], table.out_features]}")
+    if x.shape[0] < batch.num_rows:
+        raise ValueError(f"x has {x.shape[0]} rows, the batch {batch.num_rows}")
+    if x.dtype != y.dtype or x.dtype not in DTYPES:
+        raise ValueError(f"x is {x.dtype} and y {y.dtype}; both must be one of {DTYPES}")
+    if x.device.type != "cpu" or y.device.type != "cpu":
+        raise ValueError(f"no kernel for x on {x.device} and y on {y.device}")
+    if max(batch.segment_slot) >= table.num_slots:
+        raise ValueError(f"slot {max(batch.segment_slot)} of {table.num_slots}")
