@@ -1,23 +1,191 @@
 """The engine in the caller's own process and event loop: for tests."""
 
-from engine.adapter_host import AdapterHost
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+import msgspec
+
+from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter
-from engine.core import EngineCore
-from engine.messages import EngineInfo
+from engine.core import ClientOutput
+from engine.errors import AdapterUnavailable, EngineUnavailable
+from engine.messages import EngineInfo, EngineRequest, EngineStats, FetchFailed, Have, RequestOutput
+from engine.parts import EngineParts
+from engine.request_stream import RequestStream
+
+CLIENT = b"inline"
+
+
+async def _no_fetch(digest: str) -> None:
+    raise AdapterUnavailable(digest, "this client fetches no adapters")
 
 
 class InlineEngineClient:
-    """`engine.client.EngineClient` around an `EngineCore`, without sockets.
+    """`engine.client.EngineClient` around an engine, without sockets.
 
-    `async with InlineEngineClient(core, info) as client: ...`
+    `async with InlineEngineClient(parts) as client: ...`; leaving closes the parts. Steps run on
+    the event loop, or with `threaded` on a worker thread, one at a time; everything else that
+    touches the core happens between two steps.
     """
 
     def __init__(
-        self,
-        core: EngineCore,
-        info: EngineInfo,
-        *,
-        host: AdapterHost | None = None,
-        fetch: FetchAdapter | None = None,
-        threaded: bool = False,
-    ) -> None: ...
+        self, parts: EngineParts, fetch: FetchAdapter = _no_fetch, *, threaded: bool = False
+    ) -> None:
+        self._parts = parts
+        self._fetch = fetch
+        self._threaded = threaded
+        self._request_ids = itertools.count(1)
+        self._streams: dict[int, RequestStream] = {}
+        self._inbox: list[Callable[[], None]] = []
+        """What to do with the core once no step is running."""
+        self._work = asyncio.Event()
+        self._error: BaseException | None = None
+        self._is_draining = False
+        self._is_closing = False
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._fetcher = AdapterFetcher(self._fetch, self._on_fetched)
+        loop.add_reader(self._parts.wake.fileno(), self._work.set)
+        self._pump = loop.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._is_closing = True
+        self._work.set()
+        await self._pump  # not cancelled: a step on a thread must have ended before its parts go
+        asyncio.get_running_loop().remove_reader(self._parts.wake.fileno())
+        await self._fetcher.close()
+        self._fail_all("the engine was closed")
+        self._parts.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self._error is None and not self._is_draining
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's limits."""
+        return self._parts.info
+
+    def next_request_id(self) -> int:
+        """A number that was not used before."""
+        return next(self._request_ids)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+        """Queue a request, then iterate over its outputs; see `EngineClient`."""
+        self._check_ready()
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id} is in use")
+        stream = RequestStream()
+        self._streams[request.request_id] = stream
+        try:
+            await self._between_steps(lambda: self._parts.core.add(CLIENT, request))
+        except BaseException:
+            self.abort(request.request_id)
+            raise
+        stream.accept()
+        return stream
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request; harmless if it is unknown or over."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.end()
+        self._post(lambda: self._parts.core.abort(CLIENT, request_id))
+
+    def unload(self, digest: str) -> None:
+        """Drop an adapter that no live version names any more."""
+        self._post(lambda: self._parts.core.unload(digest))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of the engine."""
+        if self._error is not None:
+            raise EngineUnavailable("the engine failed")
+        answer: list[EngineStats] = []
+        await self._between_steps(lambda: answer.append(self._parts.core.stats()))
+        return msgspec.structs.replace(
+            answer[0],
+            host_adapters=self._parts.host.num_adapters,
+            host_adapter_bytes=self._parts.host.num_bytes,
+        )
+
+    async def drain(self) -> None:
+        """Stop taking requests; those queued or running go on."""
+        self._is_draining = True
+
+    def _check_ready(self) -> None:
+        if self._error is not None:
+            raise EngineUnavailable("the engine failed") from self._error
+        if self._is_draining:
+            raise EngineUnavailable("the engine is shutting down")
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._work.set()
+
+    async def _between_steps(self, action: Callable[[], None]) -> None:
+        """Run an action once no step does, and raise here what it raises."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            if done.done():
+                return  # cancelled meanwhile
+            try:
+                action()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._post(run)
+        await done
+
+    def _on_fetched(self, answer: Have | FetchFailed) -> None:
+        host, desk = self._parts.host, self._parts.desk
+
+        def tell() -> None:
+            desk.close(answer.digest)
+            if isinstance(answer, Have):
+                host.have(answer.digest)
+            else:
+                host.fetch_failed(answer.digest, answer.reason)
+
+        self._post(tell)
+
+    async def _run(self) -> None:
+        core, wake = self._parts.core, self._parts.wake
+        try:
+            while not self._is_closing:
+                self._work.clear()
+                inbox, self._inbox = self._inbox, []
+                for action in inbox:
+                    action()
+                if wake.clear() or core.has_work:
+                    outputs = await asyncio.to_thread(core.step) if self._threaded else core.step()
+                    self._hand_out(outputs)
+                for _, digest in self._parts.desk.assign([CLIENT]):
+                    self._fetcher.start(digest)
+                if core.has_work:
+                    await asyncio.sleep(0)
+                else:
+                    await self._work.wait()
+        except Exception as error:
+            self._error = error
+            self._fail_all("the engine failed")
+
+    def _hand_out(self, outputs: list[ClientOutput]) -> None:
+        for _, output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                if output.finished:
+                    del self._streams[output.request_id]
+                stream.push(output)
+
+    def _fail_all(self, reason: str) -> None:
+        for stream in self._streams.values():
+            stream.fail(EngineUnavailable(reason))
+        self._streams.clear()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineUnavailable
 from engine.messages import ChoiceDelta, RequestOutput
 
 T = TypeVar("T")
@@ -49,16 +49,19 @@ class RequestStream:
         self._error = error
         self._ended = True
         self._changed.set()
+        self._refuse(error)
+
+    def end(self) -> None:
+        """End without an error, once it was accepted: its own side has aborted the request."""
+        self._ended = True
+        self._changed.set()
+        self._refuse(EngineUnavailable("the request was aborted"))
+
+    def _refuse(self, error: EngineError) -> None:
         if not self._accepted.done():
             self._accepted.set_exception(error)
             # Read it once here: a task that was cancelled meanwhile never will.
             self._accepted.exception()
-
-    def end(self) -> None:
-        """End without an error: the request was aborted by its own side."""
-        self._ended = True
-        self._changed.set()
-        self._accepted.cancel()
 
     def __aiter__(self) -> "RequestStream":
         return self

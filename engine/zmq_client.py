@@ -1,12 +1,56 @@
 """The service's side of the engine's socket."""
 
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import structlog
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter
+from engine.errors import EngineUnavailable, RequestRefused
+from engine.messages import (
+    Abort,
+    Accepted,
+    Alive,
+    ClientMessage,
+    Drain,
+    EngineInfo,
+    EngineMessage,
+    EngineRequest,
+    EngineStats,
+    Generate,
+    GetStats,
+    Heartbeat,
+    Hello,
+    Need,
+    Outputs,
+    Refused,
+    RequestOutput,
+    Stats,
+    Unload,
+    Welcome,
+)
+from engine.request_stream import RequestStream
+from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
+from engine.zmq_reader import ZmqReader
+
+QUEUE_LEN = 10_000
+RECONNECT_MS = 50
+MAX_RECONNECT_MS = 500
 
 
 class ZmqEngineClient:
-    """`engine.client.EngineClient` over ZeroMQ; works under asyncio and uvloop."""
+    """`engine.client.EngineClient` over ZeroMQ; works under asyncio and uvloop.
+
+    All methods belong to the loop that ran `start`. When the engine is lost (its process died, it
+    was started anew, it dropped this client, or it was silent for `dead_after` seconds), what is
+    pending fails at once with `EngineUnavailable`, and the client goes on to say hello.
+    """
 
     def __init__(
         self,
@@ -15,13 +59,267 @@ class ZmqEngineClient:
         *,
         beat_seconds: float = 0.5,
         dead_after: float = 30.0,
-    ) -> None: ...
+        stats_timeout: float = 5.0,
+    ) -> None:
+        """`dead_after` must be longer than any step, since the engine is silent during one."""
+        self._socket_path = socket_path
+        self._fetch = fetch
+        self._beat_seconds = beat_seconds
+        self._dead_after = dead_after
+        self._stats_timeout = stats_timeout
+        self._codec = Codec()
+        self._request_ids = itertools.count(1)
+        self._call_ids = itertools.count(1)
+        self._streams: dict[int, RequestStream] = {}
+        self._calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._unsent: list[ClientMessage] = []
+        """Messages that must not get lost, for which the queue had no room."""
+        self._welcome: Welcome | None = None
+        """The engine's, while it is there."""
+        self._info: EngineInfo | None = None
+        self._is_draining = False
+        self._last_heard = 0.0
+        self._ready = asyncio.Event()
+        self._log = structlog.get_logger("engine.client")
 
     async def start(self) -> None:
         """Connect and begin to say hello; returns without waiting for the engine."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.IDENTITY, b"c" + secrets.token_bytes(15))
+        self._socket.set(zmq.SNDHWM, QUEUE_LEN)
+        self._socket.set(zmq.RCVHWM, QUEUE_LEN)
+        self._socket.set(zmq.LINGER, 0)
+        # Only to an engine that is there: what was meant for a dead one is not for the next.
+        self._socket.set(zmq.IMMEDIATE, 1)
+        self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._fetcher = AdapterFetcher(self._fetch, self._send_surely)
+        self._reader = ZmqReader(self._socket, self._on_message)
+        self._monitor_reader = ZmqReader(self._monitor, self._on_connection_event)
+        self._socket.connect(f"ipc://{self._socket_path}")
+        self._beats = asyncio.get_running_loop().create_task(self._beat())
 
-    async def wait_ready(self, timeout: float) -> None:
+    async def wait_ready(self, seconds: float) -> None:
         """Wait for the engine's welcome; raises `EngineUnavailable`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"the engine did not answer within {seconds:g} s") from None
 
     async def close(self) -> None:
         """End pending requests and let go of the socket."""
+        self._beats.cancel()
+        await asyncio.gather(self._beats, return_exceptions=True)
+        await self._fetcher.close()
+        self._lose("the service is shutting down")
+        self._reader.close()
+        self._monitor_reader.close()
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine answers now and takes requests."""
+        return self._welcome is not None and not self._is_draining
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's effective limits; the last known ones while it is away."""
+        if self._info is None:
+            raise EngineUnavailable("the engine has not started yet")
+        return self._info
+
+    def next_request_id(self) -> int:
+        """A number that this client has not used before."""
+        return next(self._request_ids)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+        """Queue a request, then iterate over its outputs; see `EngineClient`."""
+        welcome = self._welcome
+        if welcome is None:
+            raise EngineUnavailable("the engine is not there")
+        if self._is_draining:
+            raise EngineUnavailable("the engine is shutting down")
+        payload = self._codec.encode(Generate(request, session=welcome.session))
+        if len(payload) > MAX_CLIENT_MESSAGE:
+            raise RequestRefused(
+                "request_too_large",
+                f"the request has {len(payload)} bytes, more than {MAX_CLIENT_MESSAGE}",
+                limit=MAX_CLIENT_MESSAGE,
+            )
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id} is in use")
+        if not self._send_bytes(payload):
+            raise EngineUnavailable("the engine takes no more messages now")
+        stream = self._streams[request.request_id] = RequestStream()
+        try:
+            await stream.wait_accepted()
+        except asyncio.CancelledError:
+            self.abort(request.request_id)
+            raise
+        return stream
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request; harmless if it is unknown or over."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.end()
+            self._send_surely(Abort(request_id))
+
+    def unload(self, digest: str) -> None:
+        """Drop an adapter that no live version names any more."""
+        self._send_surely(Unload(digest))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot of the engine; raises `EngineUnavailable`."""
+        call_id = next(self._call_ids)
+        if self._welcome is None or not self._send(GetStats(call_id)):
+            raise EngineUnavailable("the engine is not there")
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._stats_timeout):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("the engine did not answer in time") from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    async def drain(self) -> None:
+        """Stop taking requests; those queued or running go on."""
+        self._is_draining = True
+        self._send_surely(Drain())
+
+    # -- sending
+
+    def _send(self, message: ClientMessage) -> bool:
+        return self._send_bytes(self._codec.encode(message))
+
+    def _send_bytes(self, payload: bytes) -> bool:
+        try:
+            self._socket.send(payload, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        finally:
+            self._reader.poke()
+        return True
+
+    def _send_surely(self, message: ClientMessage) -> None:
+        """Send now or with a later beat; forgotten only with the engine it was meant for."""
+        if self._unsent or not self._send(message):
+            self._unsent.append(message)
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._reader.read_all()  # what has arrived is not silence, if this loop was slow
+            if self._welcome is None:
+                self._send(Hello())
+            elif loop.time() - self._last_heard > self._dead_after:
+                abandoned = list(self._streams)
+                self._lose(f"the engine has been silent for {self._dead_after:g} s")
+                for request_id in abandoned:  # it may only be slow
+                    self._send(Abort(request_id))
+            else:
+                self._send(Heartbeat())
+                while self._unsent and self._send(self._unsent[0]):
+                    self._unsent.pop(0)
+            await asyncio.sleep(self._beat_seconds)
+
+    # -- receiving
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        try:
+            message = self._codec.decode_engine(b"".join(frames))
+        except WireError as error:
+            self._log.error("malformed_message", reason=str(error))
+            return
+        if isinstance(message, Welcome):
+            self._on_welcome(message)
+        elif self._welcome is None:
+            return  # late words of an engine that counts as lost
+        elif message.generation != self._welcome.generation:
+            self._lose("the engine was restarted")
+        else:
+            self._last_heard = asyncio.get_running_loop().time()
+            self._on_answer(message)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        self._last_heard = asyncio.get_running_loop().time()
+        known = self._welcome
+        if known is not None and known.session == welcome.session:
+            return
+        if known is not None:
+            same = known.generation == welcome.generation
+            self._lose("the engine lost this client" if same else "the engine was restarted")
+        self._welcome = welcome
+        self._info = welcome.info
+        self._is_draining = False
+        self._ready.set()
+        self._log.info("engine_ready", generation=welcome.generation)
+
+    def _on_answer(self, message: EngineMessage) -> None:
+        match message:
+            case Alive():
+                self._is_draining = self._is_draining or message.draining
+            case Accepted():
+                if (stream := self._streams.get(message.request_id)) is not None:
+                    stream.accept()
+            case Refused():
+                self._on_refused(message)
+            case Outputs():
+                for output in message.outputs:
+                    stream = self._streams.get(output.request_id)
+                    if stream is not None:
+                        if output.finished:
+                            del self._streams[output.request_id]
+                        stream.push(output)
+            case Need():
+                self._fetcher.start(message.digest)
+            case Stats():
+                answer = self._calls.get(message.call_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.stats)
+            case Welcome():
+                raise AssertionError("handled before")
+
+    def _on_refused(self, message: Refused) -> None:
+        stream = self._streams.pop(message.request_id, None)
+        if stream is None:
+            return
+        if message.code == "draining":
+            self._is_draining = True
+            stream.fail(EngineUnavailable(message.message))
+        else:
+            stream.fail(
+                RequestRefused(
+                    message.code, message.message, param=message.param, limit=message.limit
+                )
+            )
+
+    def _on_connection_event(self, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            self._reader.read_all()  # its last words come before the news of its end
+            self._lose("the engine's process ended")
+        else:
+            self._send(Hello())
+
+    def _lose(self, reason: str) -> None:
+        self._welcome = None
+        self._ready.clear()
+        self._unsent.clear()
+        streams, self._streams = self._streams, {}
+        calls, self._calls = self._calls, {}
+        if streams or calls:
+            self._log.warning("engine_lost", reason=reason, failed=len(streams))
+        for stream in streams.values():
+            stream.fail(EngineUnavailable(reason))
+        for answer in calls.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable(reason))

@@ -1,0 +1,75 @@
+"""An engine put together, with nothing that runs it yet: no thread, no socket."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.adapter_host import AdapterHost, HostWeights
+from engine.adapter_source import Runner
+from engine.config import SchedulerConfig
+from engine.core import EngineCore
+from engine.fetch_desk import FetchDesk
+from engine.messages import EngineInfo
+from engine.wake_up import WakeUp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLimits:
+    """How many adapters are kept, and where."""
+
+    cache_dir: Path
+    max_cpu_loras: int = 32
+    cpu_lora_bytes: int = 2**30
+    disk_lora_bytes: int = 20 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What `EngineServer` and `InlineEngineClient` run, each in its way."""
+
+    core: EngineCore
+    host: AdapterHost
+    desk: FetchDesk
+    wake: WakeUp
+    """Set when an adapter arrived: a step has something to do."""
+    info: EngineInfo
+
+    @classmethod
+    def assemble(
+        cls,
+        runner: Runner,
+        load_adapter: Callable[[str, Path], HostWeights],
+        *,
+        config: SchedulerConfig,
+        limits: AdapterLimits,
+        info: EngineInfo,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "EngineParts":
+        """Join runner, adapters and scheduler; `load_adapter` runs on threads."""
+        desk = FetchDesk(clock)
+        wake = WakeUp()
+        host = AdapterHost(
+            limits.cache_dir,
+            load_adapter,
+            need=desk.need,
+            max_cpu_loras=limits.max_cpu_loras,
+            cpu_lora_bytes=limits.cpu_lora_bytes,
+            disk_lora_bytes=limits.disk_lora_bytes,
+            wake=wake.set,
+            clock=clock,
+        )
+        core = EngineCore(
+            config,
+            runner,
+            host,
+            eos_token_ids=info.eos_token_ids,
+            vocab_size=info.vocab_size,
+            clock=clock,
+        )
+        return cls(core, host, desk, wake, info)
+
+    def close(self) -> None:
+        """Stop the reader threads."""
+        self.host.close()
+        self.wake.close()
