@@ -1,22 +1,210 @@
-"""Adapter files by digest: the protocol, and a local directory."""
+"""Adapter files by digest: what a blob store does, and one in a local directory.
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+A blob is the two files of an adapter. It names nobody: equal uploads of two tenants are one blob,
+and only the registry knows who uses it.
+"""
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from adapter_store import blob_folder
+from adapter_store.errors import BlobCorrupt, BlobError, BlobMissing
+
+T = TypeVar("T")
+
+_LOCK_POLL_SECONDS = 0.02
 
 
 class BlobStore(Protocol):
-    """Immutable adapter files, named by their digest."""
+    """Immutable adapter files under their digests.
 
-    async def put(self, digest: str, config: bytes, weights: Path) -> None: ...
-    async def fetch(self, digest: str, into: Path) -> None: ...
-    async def delete(self, digest: str) -> None: ...
-    async def list(self) -> list[str]: ...
-    def hold(self, digest: str) -> AbstractAsyncContextManager[None]:
-        """Keep other holders of the digest out, over processes.
+    Any method raises `BlobError` when the store can't be used (a full disk, no permission), or when
+    the digest is not 64 lower-case hex digits.
+    """
 
-        Upload: hold, `put`, `Registry.register_version`. Deletion: hold, `Registry.is_live`,
-        `delete` if not. So no blob goes between an upload's put and its commit.
+    async def put(self, digest: str, config: bytes, weights: Path) -> None:
+        """Store the two files under their digest; `weights` stays the caller's.
+
+        Once it returns they survive a power cut. Good files stored before stay and count as put
+        just now; damaged ones are replaced. Raises `BlobCorrupt` if the files given do not hash to
+        `digest`.
         """
         ...
+
+    async def fetch(self, digest: str, into: Path) -> None:
+        """Make `into` a folder with `adapter_config.json` and `adapter_model.safetensors`.
+
+        The copy is hashed before `into` appears, by a rename. Good files there already stay.
+        Raises `BlobMissing`; or `BlobCorrupt`, and then the blob is set aside, so that putting the
+        files again mends it.
+        """
+        ...
+
+    async def delete(self, digest: str) -> None:
+        """Remove the files, whoever uses them; harmless if there are none. See `hold`."""
+        ...
+
+    async def list(self, older_than_seconds: float = 0.0) -> list[str]:
+        """The digests last put at least so long ago, sorted."""
+        ...
+
+    async def clear_leftovers(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
+        """Delete what crashes left half-done, and old damaged files; return how many."""
+        ...
+
+    def hold(self, digest: str) -> AbstractAsyncContextManager[None]:
+        """Keep other holders of the digest out, also in other processes of this host.
+
+        An upload holds over `put` and `Registry.register_version`, a deletion over
+        `Registry.is_live` and `delete`: so no blob goes between an upload's put and its commit.
+        Hold one at a time.
+        """
+        ...
+
+
+class LocalBlobStore:
+    """A `BlobStore` in a directory: `<root>/<first two digits>/<digest>/`.
+
+    Half-written files live in `<root>/tmp`, damaged ones in `<root>/quarantine`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._scratch = root / "tmp"
+        self._quarantine = root / "quarantine"
+        self._locks = root / "locks"
+        self._waiting: dict[str, asyncio.Lock] = {}
+
+    async def put(self, digest: str, config: bytes, weights: Path) -> None:
+        """See `BlobStore.put`."""
+        await self._run(digest, lambda folder: self._put(digest, config, weights, folder))
+
+    async def fetch(self, digest: str, into: Path) -> None:
+        """See `BlobStore.fetch`."""
+        await self._run(digest, lambda folder: self._fetch(digest, folder, into))
+
+    async def delete(self, digest: str) -> None:
+        """See `BlobStore.delete`."""
+        await self._run(digest, lambda folder: blob_folder.remove(folder, self._scratch))
+
+    async def list(self, older_than_seconds: float = 0.0) -> list[str]:
+        """See `BlobStore.list`."""
+        latest = time.time() - older_than_seconds
+        return await asyncio.to_thread(
+            lambda: sorted(f.name for f in self._folders() if _modified(f) <= latest)
+        )
+
+    async def clear_leftovers(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
+        """See `BlobStore.clear_leftovers`."""
+        return await asyncio.to_thread(self._clear, time.time() - older_than_seconds, dry_run)
+
+    @asynccontextmanager
+    async def hold(self, digest: str) -> AsyncGenerator[None]:
+        """See `BlobStore.hold`. One lock serves all digests with the same first two digits."""
+        stripe = self._folder(digest).parent.name
+        async with self._waiting.setdefault(stripe, asyncio.Lock()):
+            with _reported(digest):
+                self._make_root()
+                descriptor = os.open(self._locks / stripe, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                # Polled: nothing tells when another process lets go, and a thread that waits in
+                # flock could not be cancelled.
+                while not _try_lock(descriptor):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOCK_POLL_SECONDS)
+                yield
+            finally:
+                os.close(descriptor)  # and with it the lock
+
+    async def _run(self, digest: str, work: Callable[[Path], T]) -> T:
+        folder = self._folder(digest)
+
+        def reported() -> T:
+            with _reported(digest):
+                self._make_root()
+                return work(folder)
+
+        return await asyncio.to_thread(reported)
+
+    def _folder(self, digest: str) -> Path:
+        if not blob_folder.is_digest(digest):
+            raise BlobError(digest[:64], "not a digest")
+        return self._root / digest[:2] / digest
+
+    def _make_root(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._scratch.mkdir(exist_ok=True)
+        self._locks.mkdir(exist_ok=True)
+
+    def _put(self, digest: str, config: bytes, weights: Path, folder: Path) -> None:
+        if folder.exists():
+            if blob_folder.holds(folder, digest):
+                os.utime(folder)  # a sweeper must not take it for an old orphan
+                return
+            blob_folder.set_aside(folder, self._quarantine)
+        blob_folder.place(digest, config, weights, folder, self._scratch)
+
+    def _fetch(self, digest: str, folder: Path, into: Path) -> None:
+        if into.exists() and blob_folder.holds(into, digest):
+            return
+        into.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
+            try:
+                config = (folder / blob_folder.CONFIG_FILE).read_bytes()
+                weights = folder / blob_folder.WEIGHTS_FILE
+                blob_folder.place(digest, config, weights, into, into.parent)
+                return
+            except (BlobCorrupt, FileNotFoundError):
+                if not folder.exists():
+                    raise BlobMissing(digest, "no files are stored under this digest") from None
+                if not blob_folder.holds(folder, digest):
+                    blob_folder.set_aside(folder, self._quarantine)
+                    break
+            # A put mended the files while they were copied.
+        raise BlobCorrupt(digest, "the stored files are damaged and were set aside; upload again")
+
+    def _folders(self) -> Iterator[Path]:
+        for folder in self._root.glob("[0-9a-f][0-9a-f]/*"):
+            if blob_folder.is_digest(folder.name):
+                yield folder
+
+    def _clear(self, latest: float, dry_run: bool) -> int:
+        found = [
+            leftover
+            for folder in (self._scratch, self._quarantine)
+            if folder.exists()
+            for leftover in folder.iterdir()
+            if _modified(leftover) <= latest
+        ]
+        for leftover in () if dry_run else found:
+            blob_folder.remove(leftover, self._scratch)
+        return len(found)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # gone since it was listed
+        return float("inf")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def _reported(digest: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        # strerror alone: the message may reach a client, and paths are none of its business
+        raise BlobError(digest, f"the blob store failed: {error.strerror}") from error

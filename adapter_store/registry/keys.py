@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
+from typing import cast
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -115,7 +116,7 @@ async def find_principal(session: AsyncSession, key_hash: str) -> Principal | No
     ).one_or_none()
     if found is None:
         return None
-    row, tenant = found
+    row, tenant = cast("tuple[ApiKey, Tenant | None]", found)  # an outer join
     return Principal(
         key_id=row.key_id,
         tenant=tenants.info_of(tenant) if tenant is not None else None,

@@ -65,7 +65,7 @@ def create_engine(url: str | URL) -> AsyncEngine:
     parsed = async_url(url) if isinstance(url, str) else url
     common: dict[str, Any] = {
         "hide_parameters": True,  # error texts reach logs; key hashes must not
-        "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+        "json_serializer": _to_json,
         "json_deserializer": msgspec.json.decode,
     }
     if parsed.get_backend_name() != "sqlite":
@@ -75,6 +75,10 @@ def create_engine(url: str | URL) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _set_up_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

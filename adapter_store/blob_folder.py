@@ -1,0 +1,112 @@
+"""One adapter's files in one folder: written whole or not at all, and checked against the digest.
+
+A folder appears by a rename, after its files are on the disk and hash to the digest. So a folder
+that is there is complete, whatever crashed before; it can only be damaged afterwards.
+"""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from adapter_store.digest import hash_files
+from adapter_store.errors import AdapterFormatError, BlobCorrupt, BlobError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+_ATTEMPTS = 5
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is 64 lower-case hex digits, the only thing that may become a path."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def holds(folder: Path, digest: str) -> bool:
+    """Whether the folder's files hash to `digest`; reads them all."""
+    try:
+        config = (folder / CONFIG_FILE).read_bytes()
+        return hash_files(config, folder / WEIGHTS_FILE) == digest
+    except (FileNotFoundError, NotADirectoryError, AdapterFormatError):
+        return False
+
+
+def place(digest: str, config: bytes, weights: Path, target: Path, scratch: Path) -> None:
+    """Make `target` a folder with a copy of the files; the copy is hashed, not the source.
+
+    `scratch` is a folder on the same filesystem. Files at `target` that hash to the digest already
+    stay; others are replaced. Raises `BlobCorrupt` if the source does not hash to the digest.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix=".placing-", dir=scratch, ignore_cleanup_errors=True
+    ) as temporary:
+        folder = Path(temporary) / digest
+        folder.mkdir()
+        _write(folder / CONFIG_FILE, config)
+        _copy(weights, folder / WEIGHTS_FILE)
+        sync_folder(folder)
+        if not holds(folder, digest):
+            raise BlobCorrupt(digest, "the files do not hash to their digest")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            try:
+                os.rename(folder, target)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+            else:
+                sync_folder(target.parent)
+                return
+            if holds(target, digest):  # another process placed the same files first
+                return
+            remove(target, scratch)
+    raise BlobError(digest, "the files could not be put in place: others keep replacing them")
+
+
+def remove(folder: Path, scratch: Path) -> None:
+    """Make a folder vanish at once, then delete what was in it. Harmless if it isn't there."""
+    with tempfile.TemporaryDirectory(
+        prefix=".removing-", dir=scratch, ignore_cleanup_errors=True
+    ) as temporary:
+        try:
+            os.rename(folder, Path(temporary) / folder.name)
+        except FileNotFoundError:
+            return
+    sync_folder(folder.parent)
+
+
+def set_aside(folder: Path, graveyard: Path) -> None:
+    """Move a damaged folder away, for people to look at. Harmless if it isn't there."""
+    graveyard.mkdir(parents=True, exist_ok=True)
+    place_for = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=graveyard))
+    try:
+        os.rename(folder, place_for)  # over the empty folder just made
+    except FileNotFoundError:
+        place_for.rmdir()
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)  # copies in the kernel where it can
+    with target.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,50 @@
+"""Removal of blobs that no version names.
+
+The registry decides what is in use; the blob store's `hold` keeps uploads of the same digest out
+while it is asked. So this may run at any time, in any process of the host.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from adapter_store.blobs import BlobStore
+
+IsLive = Callable[[str], Awaitable[bool]]
+"""`Registry.is_live`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep removed, or would remove."""
+
+    orphans: tuple[str, ...]
+    """Digests that no version names."""
+    leftovers: int
+    """Half-written and damaged files."""
+
+
+async def remove_unused(blobs: BlobStore, is_live: IsLive, digests: Iterable[str]) -> list[str]:
+    """Remove those blobs that no version names, and return their digests; after a delete."""
+    removed: list[str] = []
+    for digest in digests:
+        async with blobs.hold(digest):
+            if not await is_live(digest):
+                await blobs.delete(digest)
+                removed.append(digest)
+    return removed
+
+
+async def sweep(
+    blobs: BlobStore, is_live: IsLive, *, older_than_seconds: float, dry_run: bool = False
+) -> SweepReport:
+    """Remove what uploads and deletes that were cut short left behind.
+
+    Younger files are left alone: an upload may be at work on them.
+    """
+    orphans = [
+        digest for digest in await blobs.list(older_than_seconds) if not await is_live(digest)
+    ]
+    if not dry_run:
+        orphans = await remove_unused(blobs, is_live, orphans)
+    leftovers = await blobs.clear_leftovers(older_than_seconds, dry_run=dry_run)
+    return SweepReport(tuple(orphans), leftovers)
