@@ -29,7 +29,6 @@ _ARCHITECTURE_FIELDS = (
     "num_hidden_layers",
     "rms_norm_eps",
     "sliding_window",
-    "tie_word_embeddings",
     "vocab_size",
 )
 
@@ -87,7 +86,7 @@ def read_base_model(model_dir: Path, *, name: str | None = None) -> BaseModel:
     except AdapterFormatError as error:
         raise BaseModelError(f"the weights in {model_dir} cannot be read: {error}") from error
     fingerprint = _fingerprint(config, tensors)
-    if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in tensors:
+    if "model.embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
     linears = _linears(tensors)
     layers = {int(path.split(".")[2]) for path in linears}
@@ -139,7 +138,7 @@ def _stored_tensors(model_dir: Path) -> Iterator[tuple[str, StoredTensor]]:
     for file_name in sorted(set(weight_map.values())):
         shard = model_dir / file_name
         if shard.parent != model_dir or not shard.is_file():
-            raise BaseModelError(f"{_SHARD_INDEX} names the shard {file_name!r}, which is not there")
+            raise BaseModelError(f"{_SHARD_INDEX} names {file_name!r}, which is not there")
         stored = read_header(shard).tensors
         for name in (name for name, where in weight_map.items() if where == file_name):
             if name not in stored:
@@ -178,7 +177,8 @@ def _other_modules(
 
 def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
     digest = hashlib.sha256()
-    architecture = {key: config.get(key) for key in _ARCHITECTURE_FIELDS}
+    # Absent, null and false are one: versions of transformers differ in which they write.
+    architecture = {key: config.get(key) or None for key in _ARCHITECTURE_FIELDS}
     heads = config.get("num_attention_heads")
     architecture["num_key_value_heads"] = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim")

@@ -1,5 +1,7 @@
 """What was found in an adapter: the report a user gets with an upload."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -53,3 +55,25 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     base_match: BaseMatch
     ignored: list[IgnoredTensors] = []
     warnings: list[str] = []
+
+
+def group_modules(modules: Iterable[tuple[str, int, float]]) -> list[BoundModules]:
+    """Group (path, rank, scaling) of modules `model.layers.N.…` over their layers."""
+    layers: dict[tuple[str, int, float], list[int]] = {}
+    for path, rank, scaling in modules:
+        _, _, layer, kind = path.split(".", 3)
+        layers.setdefault((kind, rank, scaling), []).append(int(layer))
+    return [
+        BoundModules(kind, _ranges(numbers), len(numbers), rank, scaling)
+        for (kind, rank, scaling), numbers in sorted(layers.items())
+    ]
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

@@ -1,0 +1,141 @@
+"""Inspect an uploaded PEFT LoRA adapter: served exactly as PEFT computes it, or refused.
+
+Anything that cannot be served exactly raises AdapterFormatError with the name of the config field
+or tensor at fault, and no tensor is left aside without being named in the report.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapter_store.base_model import BaseModel
+from adapter_store.binding import Binding, BoundAdapter, bind, bind_adapter, full_weight
+from adapter_store.conformance import (
+    BaseMatch,
+    ConformanceReport,
+    IgnoredTensors,
+    group_modules,
+)
+from adapter_store.digest import hash_adapter
+from adapter_store.errors import AdapterFormatError
+from adapter_store.peft_config import PeftConfig, parse_config
+from adapter_store.safetensors_header import SafetensorsHeader, read_header, shown
+from adapter_store.tensor_scan import scan_tensor, tensors_equal
+
+__all__ = ["Binding", "InspectedAdapter", "bind", "inspect_adapter"]
+
+# An adapter has two tensors a module: this is room for more than 10,000 modules.
+MAX_HEADER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedAdapter:
+    """An adapter that can be served: identity, the config fields that count, and the report."""
+
+    digest: str
+    config: dict[str, Any]
+    bindings: tuple[Binding, ...]
+    report: ConformanceReport
+
+
+def inspect_adapter(
+    config: bytes, weights: Path, base: BaseModel, *, max_rank: int
+) -> InspectedAdapter:
+    """Check an adapter's two files against the base, down to every value of every tensor.
+
+    Reads the weights twice, a chunk at a time. Raises AdapterFormatError.
+    """
+    peft_config = parse_config(config)
+    header = read_header(weights, max_header_bytes=MAX_HEADER_BYTES)
+    bound = bind_adapter(peft_config, header, base, max_rank=max_rank)
+    zero_keys = _scan_values(weights, header)
+    _check_base_copies(weights, header, base, bound.base_copies)
+    digest = hash_adapter(peft_config, weights)
+    no_op = all(not zero_keys.isdisjoint((b.a_key, b.b_key)) for b in bound.bindings)
+    report = ConformanceReport(
+        digest=digest,
+        bytes=header.file_size,
+        rank=max(binding.rank for binding in bound.bindings),
+        num_modules=len(bound.bindings),
+        modules=group_modules((b.module, b.rank, b.scaling) for b in bound.bindings),
+        scalings=sorted({binding.scaling for binding in bound.bindings}),
+        dtypes=sorted({info.dtype for info in header.tensors.values()}),
+        nesting=str(bound.nesting),
+        no_op=no_op,
+        base_match=_base_match(peft_config, base),
+        ignored=_ignored(bound),
+        warnings=_warnings(peft_config, bound, no_op=no_op),
+    )
+    return InspectedAdapter(digest, peft_config.result_fields(), bound.bindings, report)
+
+
+def _scan_values(weights: Path, header: SafetensorsHeader) -> frozenset[str]:
+    zero_keys: set[str] = set()
+    with weights.open("rb") as file:
+        for key, info in header.tensors.items():
+            scan = scan_tensor(file, info)
+            if not scan.is_finite:
+                raise AdapterFormatError(
+                    "not_finite",
+                    f"{shown(key)} has a NaN or an infinity",
+                    field=shown(key, quote=False),
+                )
+            if scan.is_zero:
+                zero_keys.add(key)
+    return frozenset(zero_keys)
+
+
+def _check_base_copies(
+    weights: Path, header: SafetensorsHeader, base: BaseModel, copies: Mapping[str, str]
+) -> None:
+    with weights.open("rb") as file:
+        for key, name in copies.items():
+            stored = base.tensors[name]
+            with stored.file.open("rb") as base_file:
+                if not tensors_equal(file, header.tensors[key], base_file, stored.info):
+                    raise full_weight(key)
+
+
+def _base_match(config: PeftConfig, base: BaseModel) -> BaseMatch:
+    declared = config.base_model_name_or_path or None
+    same_name = None if declared is None else _last_part(declared) == _last_part(base.name)
+    return BaseMatch(
+        name=base.name,
+        fingerprint=base.fingerprint,
+        declared=None if declared is None else shown(declared, quote=False),
+        same_name=same_name,
+    )
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+def _ignored(bound: BoundAdapter) -> list[IgnoredTensors]:
+    if not bound.base_copies:
+        return []
+    return [
+        IgnoredTensors(
+            reason="equal to the base's weights",
+            count=len(bound.base_copies),
+            sample=shown(min(bound.base_copies), quote=False),
+        )
+    ]
+
+
+def _warnings(config: PeftConfig, bound: BoundAdapter, *, no_op: bool) -> list[str]:
+    warnings: list[str] = []
+    if no_op:
+        warnings.append("every product B A is zero: the adapter answers as the base does")
+    if bound.untrained:
+        warnings.append(
+            f"the config targets {len(bound.untrained)} modules without tensors, which stay as in "
+            f"the base: '{bound.untrained[0]}' is the first"
+        )
+    if config.modules_to_save:
+        names = shown(", ".join(config.modules_to_save))
+        warnings.append(f"`modules_to_save` names {names}; the file holds no trained weights of it")
+    if not bound.nesting.is_standard:
+        warnings.append(f"the keys are not nested as PEFT writes them: {shown(str(bound.nesting))}")
+    return warnings
