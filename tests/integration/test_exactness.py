@@ -1,0 +1,135 @@
+"""The whole service against transformers + PEFT, under everything that could change a token.
+
+24 streams at once over HTTP, three adapters of different ranks and modules and the base, prompts
+longer than the token budget, a KV pool that forces preemption, two slots for three adapters.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from loraplex.cli.api_client import ApiClient
+from loraplex.demo.service import DemoService, demo_service
+from tests.support.peft_reference import PeftReference, assert_exact
+from tests.support.tiny_models import FAMILIES, make_tiny_adapter, make_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+ENGINE = [
+    "--dtype", "float32", "--max-loras", "2", "--max-num-seqs", "8",
+    "--max-num-batched-tokens", "32", "--num-kv-blocks", "24", "--threads", "1",
+]  # fmt: skip
+ADAPTERS = {
+    "qv": {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]},
+    "all": {
+        "r": 16, "lora_alpha": 16, "use_rslora": True, "rank_pattern": {"down_proj": 3},
+        "target_modules": "all-linear",
+    },
+    "mlp": {"r": 7, "lora_alpha": 7, "target_modules": ["up_proj", "down_proj", "o_proj"]},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    prompt: list[int]
+    max_tokens: int
+
+
+def make_cases() -> list[Case]:
+    draw = random.Random(7)
+    return [
+        Case(
+            model=["base", *ADAPTERS][number % 4],
+            prompt=[draw.randrange(256) for _ in range(draw.choice([3, 16, 33, 60, 90]))],
+            max_tokens=draw.choice([8, 24, 40, 70]),
+        )
+        for number in range(24)
+    ]
+
+
+def create_tenant(service: DemoService, name: str) -> str:
+    with ApiClient(service.url, service.admin_key) as api:
+        api.call("POST", "/admin/tenants", json={"name": name})
+        scopes = ["tenant", "inference"]
+        key: str = api.call("POST", f"/admin/tenants/{name}/keys", json={"scopes": scopes})["key"]
+    return key
+
+
+async def stream_ids(client: openai.AsyncOpenAI, case: Case, **options: object) -> list[int]:
+    """The ids of one greedy stream, EOS ignored."""
+    stream = await client.completions.create(
+        model=case.model, prompt=case.prompt, max_tokens=case.max_tokens, stream=True,
+        **{"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+        | options,
+    )  # fmt: skip
+    token_ids: list[int] = []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            token_ids += (choice.model_extra or {}).get("token_ids") or []
+    return token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_stream_of_a_crowded_service_equals_peft(family: str, tmp_path: Path):
+    model_dir = make_tiny_model(tmp_path / "model", family)
+    adapters: dict[str, Path | None] = {
+        name: make_tiny_adapter(tmp_path / name, model_dir, seed=seed, **config)
+        for seed, (name, config) in enumerate(ADAPTERS.items())
+    }
+    cases = make_cases()
+    with demo_service(model_dir, "base", ENGINE) as service:
+        key = create_tenant(service, "acme")
+        with ApiClient(service.url, key) as api:
+            for name, folder in adapters.items():
+                assert folder is not None
+                api.push_adapter(name, folder)
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
+            replies = await asyncio.gather(*(stream_ids(client, case) for case in cases))
+        stats = httpx.get(
+            f"{service.url}/admin/engine",
+            headers={"authorization": f"Bearer {service.admin_key}"},
+        ).json()
+
+    assert stats["preemptions"] > 0
+    assert len(stats["resident"]) == 2  # three adapters were served: slots were swapped
+    assert stats["running"] == stats["waiting"] == stats["kv_blocks_used"] == 0
+    for name, folder in {"base": None, **adapters}.items():
+        reference = PeftReference(model_dir, folder)
+        for case, token_ids in zip(cases, replies, strict=True):
+            if case.model == name:
+                assert_exact(token_ids, reference.greedy(case.prompt, case.max_tokens))
+
+
+async def test_a_seeded_stream_is_the_same_alone_in_a_crowd_and_after_preemption(tmp_path: Path):
+    model_dir = make_tiny_model(tmp_path / "model")
+    adapter = make_tiny_adapter(tmp_path / "qv", model_dir, **ADAPTERS["qv"])
+    cases = [
+        Case("qv" if number % 2 else "base", list(range(number, number + 20)), 60)
+        for number in range(12)
+    ]
+    with demo_service(model_dir, "base", ENGINE) as service:
+        key = create_tenant(service, "acme")
+        with ApiClient(service.url, key) as api:
+            api.push_adapter("qv", adapter)
+        sampling = {"temperature": 1.0, "top_p": 0.9}
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
+            alone = [
+                await stream_ids(client, case, seed=seed, **sampling)
+                for seed, case in enumerate(cases)
+            ]
+            crowd = await asyncio.gather(
+                *(stream_ids(client, c, seed=seed, **sampling) for seed, c in enumerate(cases))
+            )
+        stats = httpx.get(
+            f"{service.url}/admin/engine",
+            headers={"authorization": f"Bearer {service.admin_key}"},
+        ).json()
+    assert stats["preemptions"] > 0
+    assert crowd == alone
+    assert len({tuple(reply) for reply in alone}) == len(cases)
