@@ -1,5 +1,6 @@
 """The Litestar app: routes, and who answers what. Holds no state of its own."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
@@ -48,12 +49,9 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             app.state.services = Services(
                 settings=settings,
                 backends=backends,
-                authenticator=Authenticator(
-                    backends.registry,
-                    settings.auth.admin_key,
-                    cache_seconds=settings.auth.key_cache_seconds,
-                ),
+                authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
+                started_at=int(time.time()),
             )
             yield
 

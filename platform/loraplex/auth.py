@@ -6,16 +6,13 @@ answer without a key. Guards then look at scopes, never at the database.
 
 import hashlib
 import hmac
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
 
-from adapter_store.registry.records import Principal, TenantInfo
+from adapter_store.registry.records import TenantInfo
 from adapter_store.registry.registry import Registry
 from loraplex.errors import Forbidden, Unauthenticated
 
@@ -23,7 +20,6 @@ PUBLIC = {"exclude_from_auth": True}
 """The `opt` of a handler that answers without a key."""
 
 _MAX_KEY_LENGTH = 512
-_MAX_CACHED_KEYS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +40,11 @@ ADMIN = Caller("admin", None, frozenset({"admin"}))
 
 
 class Authenticator:
-    """Verifies keys: the configured admin key in constant time, others in the registry.
+    """Verifies keys: the configured admin key in constant time, others in the registry."""
 
-    A verified key is believed for `cache_seconds`, never past its expiry, and `forget` drops it
-    at once. Keys are held by their SHA-256 only.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        admin_key: str | None,
-        *,
-        cache_seconds: float = 1.0,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, registry: Registry, admin_key: str | None) -> None:
         self._registry = registry
         self._admin_hash = _hash(admin_key) if admin_key is not None else None
-        self._cache_seconds = cache_seconds
-        self._monotonic = monotonic
-        self._wall_clock = wall_clock
-        self._known: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
-        self._epoch = 0
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Return whom an `Authorization` header speaks for; raises `Unauthenticated`."""
@@ -73,42 +52,12 @@ class Authenticator:
         key = key.strip()
         if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY_LENGTH:
             raise Unauthenticated
-        key_hash = _hash(key)
-        if self._admin_hash is not None and hmac.compare_digest(key_hash, self._admin_hash):
+        if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return ADMIN
-        principal = self._recall(key_hash) or await self._verify(key, key_hash)
-        return Caller(principal.key_id, principal.tenant, principal.scopes)
-
-    def forget(self, key_id: str) -> None:
-        """Drop a key that was just revoked, a verification that is under way included."""
-        self._epoch += 1
-        for key_hash, (_, principal) in list(self._known.items()):
-            if principal.key_id == key_id:
-                del self._known[key_hash]
-
-    def _recall(self, key_hash: bytes) -> Principal | None:
-        known = self._known.get(key_hash)
-        if known is None:
-            return None
-        verified_at, principal = known
-        expires_at = principal.expires_at
-        if self._monotonic() - verified_at < self._cache_seconds and (
-            expires_at is None or expires_at.timestamp() > self._wall_clock()
-        ):
-            return principal
-        del self._known[key_hash]
-        return None
-
-    async def _verify(self, key: str, key_hash: bytes) -> Principal:
-        epoch, asked_at = self._epoch, self._monotonic()
         principal = await self._registry.authenticate(key)
         if principal is None:
             raise Unauthenticated
-        if epoch == self._epoch:
-            self._known[key_hash] = (asked_at, principal)
-            if len(self._known) > _MAX_CACHED_KEYS:
-                self._known.popitem(last=False)
-        return principal
+        return Caller(principal.key_id, principal.tenant, principal.scopes)
 
 
 def _hash(key: str) -> bytes:

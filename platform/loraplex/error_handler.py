@@ -14,7 +14,7 @@ def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     """Return the reply for an exception, in the shape that its path promises."""
     answer = as_api_error(error)
     if answer.code == "internal_error":
-        log_unexpected(request, error)
+        log_unexpected(request.scope, error)
     if is_openai_path(request.scope["path"]):
         body, media_type = openai_body(answer), "application/json"
     else:

@@ -42,6 +42,8 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.AliasConflict, 409),
     (store.RegistryError, 400),
 )
+_GONE = "client disconnected prematurely"
+"""What Litestar says when a client hangs up while its body is read."""
 _HTTP_CODES = {
     404: "not_found",
     405: "method_not_allowed",
@@ -138,6 +140,11 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "internal_error", "an unexpected error; it has been logged")
 
 
+def client_gone() -> ApiError:
+    """Return the answer that nobody will read."""
+    return ApiError(499, "client_closed_request", "the client went away")
+
+
 def adapter_unavailable() -> ApiError:
     """Return the answer for an adapter whose files cannot be brought to the engine."""
     return ApiError(503, "adapter_unavailable", "the adapter's files cannot be loaded now")
@@ -151,6 +158,8 @@ def _from_store(error: store.AdapterStoreError) -> ApiError:
 
 def _from_http(error: HTTPException) -> ApiError:
     status = error.status_code
+    if status == 500 and error.detail == _GONE:
+        return client_gone()
     if status >= 500:
         return ApiError(status, "internal_error", HTTPStatus(status).phrase)
     param: str | None = None
@@ -183,7 +192,9 @@ def problem_body(error: ApiError) -> dict[str, Any]:
     """Return an RFC 9457 problem document."""
     body: dict[str, Any] = {
         "type": "about:blank",
-        "title": HTTPStatus(error.status).phrase,
+        "title": "Client Closed Request"
+        if error.status == 499
+        else HTTPStatus(error.status).phrase,
         "status": error.status,
         "detail": error.message,
         "code": error.code,

@@ -35,9 +35,12 @@ class HealthController(Controller):
         )
 
 
+_NO_DIGEST = "0" * 64
+
+
 async def _registry_status(services: Services) -> str:
     try:
-        await services.backends.registry.ping()
+        await services.backends.registry.is_live(_NO_DIGEST)  # the cheapest question there is
     except RegistryUnavailable:
         return "unavailable"
     return "ok"

@@ -5,11 +5,8 @@ without local variables, since those hold prompts and keys.
 """
 
 import logging
-import time
-from typing import Any, cast
 
 import structlog
-from litestar.connection import ASGIConnection
 from litestar.logging.config import LoggingConfig, StructLoggingConfig
 from litestar.plugins.structlog import StructlogConfig, StructlogPlugin
 from litestar.types import Message, Scope
@@ -58,11 +55,11 @@ async def log_access(message: Message, scope: Scope) -> None:
     )
 
 
-def log_unexpected(connection: ASGIConnection[Any, Any, Any, Any], error: Exception) -> None:
-    """Log an exception that became a 500, with its traceback and without any value."""
+def log_unexpected(scope: Scope, error: Exception) -> None:
+    """Log an exception that nobody foresaw, with its traceback and without any value."""
     _log.error(
         "unexpected_error",
-        path=connection.scope["path"],
-        request_id=request_id(connection.scope),
+        path=scope["path"],
+        request_id=request_id(scope),
         exc_info=error,
     )

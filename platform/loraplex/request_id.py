@@ -16,7 +16,9 @@ def request_id(scope: Scope) -> str:
     state = cast(dict[str, Any], scope["state"])
     if _KEY not in state:
         label = next((value for name, value in scope["headers"] if name == HEADER), b"")
-        state[_KEY] = label.decode("ascii") if _LABEL.fullmatch(label) else f"req_{uuid.uuid4().hex}"
+        state[_KEY] = (
+            label.decode("ascii") if _LABEL.fullmatch(label) else f"req_{uuid.uuid4().hex}"
+        )
     return cast(str, state[_KEY])
 
 

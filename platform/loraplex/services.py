@@ -1,6 +1,6 @@
 """What a running service is made of: opened once by the lifespan, handed to handlers by name."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from litestar import Litestar
 
@@ -34,18 +34,28 @@ class Services:
     backends: Backends
     authenticator: Authenticator
     usage: UsageRecorder
-    base_names: frozenset[str] = field(init=False)
-    """Everything that clients may call the base model."""
+    started_at: int
+    """Unix time."""
 
-    def __post_init__(self) -> None:
-        names = (BASE_NAME, self.backends.base_model.name, *self.settings.model.served_model_names)
-        object.__setattr__(self, "base_names", frozenset(names))
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The base model's public names, the first one first."""
+        return self.settings.model.served_model_names or (self.backends.base_model.name,)
 
     @property
     def model_name(self) -> str:
-        """The base model's first name, as `/v1/models` lists it."""
-        served = self.settings.model.served_model_names
-        return served[0] if served else self.backends.base_model.name
+        """The base model's first name."""
+        return self.served_names[0]
+
+    @property
+    def base_names(self) -> frozenset[str]:
+        """Everything that clients may call the base model, and so no adapter."""
+        return frozenset((BASE_NAME, self.backends.base_model.name, *self.served_names))
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Which weights answered, as OpenAI's replies say it."""
+        return f"fp_{self.backends.base_model.fingerprint[:12]}"
 
 
 def services_of(app: Litestar) -> Services:

@@ -27,8 +27,6 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     admin_key: Annotated[str, Meta(min_length=32)] | None = None
     """Compared in constant time, never stored; None: only keys of the registry count."""
-    key_cache_seconds: Annotated[float, Meta(ge=0, le=60)] = 1.0
-    """How long a verified key is believed: a revocation elsewhere holds after this."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,143 @@
+"""`/v1/adapters`: upload, list, show, delete, and move aliases."""
+
+from pathlib import Path
+from typing import Any
+
+from litestar import Controller, delete, get, post, put
+from litestar.connection import Request
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+from litestar.response import Response
+
+from adapter_store.model_ref import check_adapter_name
+from adapter_store.registry.records import TenantInfo
+from loraplex.adapters import schemas
+from loraplex.adapters.publishing import publish, remove_unused, upload_folder
+from loraplex.adapters.upload import receive_upload
+from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.openapi import OpenAIError, errors, multipart_body, operation
+from loraplex.services import Services
+
+_UPLOAD = multipart_body(
+    {
+        "name": {"type": "string", "description": "The adapter's name."},
+        "publish": {"type": "boolean", "default": True, "description": "Move `default` to it."},
+        "config": {"type": "string", "format": "binary", "description": "adapter_config.json"},
+        "weights": {
+            "type": "string",
+            "format": "binary",
+            "description": "adapter_model.safetensors",
+        },
+        "archive": {
+            "type": "string",
+            "format": "binary",
+            "description": "A zip of both, instead of `config` and `weights`.",
+        },
+    },
+    required=["name"],
+)
+
+
+class AdapterController(Controller):
+    """A tenant's adapters."""
+
+    path = "/v1/adapters"
+    guards = (requires_tenant_scope,)
+    tags = ("adapters",)
+    responses = errors(OpenAIError, 400, 401, 403, 404, 503)
+
+    @post(
+        operation_id=operation("uploadAdapter"),
+        operation_class=_UPLOAD,
+        responses={
+            200: ResponseSpec(schemas.UploadReply, description="The newest version is the same."),
+            **errors(OpenAIError, 408, 413, 422),
+        },
+        request_max_body_size=None,
+    )
+    async def upload(
+        self,
+        request: Request[Caller, None, Any],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> Response[schemas.UploadReply]:
+        """Make a PEFT adapter the next version of a name."""
+        settings = services.settings
+        async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
+            upload = await receive_upload(
+                request,
+                folder,
+                settings.uploads,
+                lambda name: check_adapter_name(name, services.base_names),
+            )
+            registered = await publish(
+                services, tenant.name, upload, folder, actor=request.user.actor
+            )
+        return Response(
+            schemas.upload_reply(registered), status_code=201 if registered.created else 200
+        )
+
+    @get(operation_id=operation("listAdapters"))
+    async def list(
+        self, services: NamedDependency[Services], tenant: NamedDependency[TenantInfo]
+    ) -> schemas.AdapterList:
+        """List the tenant's adapters."""
+        found = await services.backends.registry.list_adapters(tenant.name)
+        return schemas.AdapterList([schemas.adapter(info) for info in found])
+
+    @get("/{name:str}", operation_id=operation("getAdapter"))
+    async def show(
+        self,
+        name: FromPath[str],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> schemas.Adapter:
+        """Show an adapter and its aliases."""
+        return schemas.adapter(await services.backends.registry.get_adapter(tenant.name, name))
+
+    @delete("/{name:str}", operation_id=operation("deleteAdapter"))
+    async def remove(
+        self,
+        request: Request[Caller, None, Any],
+        name: FromPath[str],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> None:
+        """Delete an adapter with all its versions; requests under way finish on theirs."""
+        unused = await services.backends.registry.delete_adapter(
+            tenant.name, name, actor=request.user.actor
+        )
+        await remove_unused(services, unused)
+
+    @get("/{name:str}/versions", operation_id=operation("listAdapterVersions"))
+    async def list_versions(
+        self,
+        name: FromPath[str],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> schemas.VersionList:
+        """List an adapter's versions, newest first."""
+        found = await services.backends.registry.list_versions(tenant.name, name)
+        return schemas.VersionList([schemas.version(info) for info in found])
+
+    @put("/{name:str}/aliases/{alias:str}", operation_id=operation("moveAlias"))
+    async def move_alias(
+        self,
+        request: Request[Caller, None, Any],
+        name: FromPath[str],
+        alias: FromPath[str],
+        data: JSONBody[schemas.AliasMove],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> schemas.Alias:
+        """Point an alias at a version, atomically."""
+        change = await services.backends.registry.set_alias(
+            tenant.name,
+            name,
+            alias,
+            data.version,
+            expect=data.expect,
+            actor=request.user.actor,
+        )
+        return schemas.Alias(change.alias, change.version, change.previous)

@@ -1,0 +1,93 @@
+"""From files on disk to a registered version, and back to nothing."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from adapter_store.archive import extract_adapter
+from adapter_store.peft_format import InspectedAdapter, inspect_adapter
+from adapter_store.registry.records import RegisteredVersion
+from engine.errors import EngineUnavailable
+from loraplex.adapters.upload import Upload
+from loraplex.services import Services
+
+
+@asynccontextmanager
+async def upload_folder(root: Path) -> AsyncIterator[Path]:
+    """Make a folder of one upload; it goes with the upload, also when that is cancelled."""
+    folder = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, dir=root)))
+    try:
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+async def publish(
+    services: Services, tenant: str, upload: Upload, folder: Path, *, actor: str
+) -> RegisteredVersion:
+    """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
+
+    The files are stored before the row that names them; if there is no row then, they go again.
+    """
+    config, weights = await _files(services, upload, folder)
+    backends = services.backends
+    inspected: InspectedAdapter = await anyio.to_thread.run_sync(
+        partial(
+            inspect_adapter,
+            config,
+            weights,
+            backends.base_model,
+            max_rank=backends.engine.info.max_lora_rank,
+        )
+    )
+    digest = inspected.digest
+    async with backends.blobs.hold(digest):
+        await backends.blobs.put(digest, config, weights)
+        try:
+            return await backends.registry.register_version(
+                tenant,
+                upload.name,
+                inspected,
+                backends.base_model.fingerprint,
+                publish=upload.publish,
+                actor=actor,
+            )
+        except Exception:
+            with suppress(Exception):  # the sweeper takes what stays behind
+                if not await backends.registry.is_live(digest):
+                    await backends.blobs.delete(digest)
+            raise
+
+
+async def remove_unused(services: Services, digests: list[str]) -> None:
+    """Drop adapters that no version names any more, from the engine and from the store."""
+    backends = services.backends
+    for digest in digests:
+        async with backends.blobs.hold(digest):
+            if await backends.registry.is_live(digest):  # uploaded again meanwhile
+                continue
+            with suppress(EngineUnavailable):  # an engine that starts anew has none
+                backends.engine.unload(digest)
+            await backends.blobs.delete(digest)
+
+
+async def _files(services: Services, upload: Upload, folder: Path) -> tuple[bytes, Path]:
+    if upload.archive is None:
+        assert upload.config is not None and upload.weights is not None
+        return upload.config, upload.weights
+    extract = partial(
+        extract_adapter,
+        upload.archive,
+        folder,
+        max_bytes=services.settings.uploads.max_upload_bytes,
+    )
+    extracted = await anyio.to_thread.run_sync(extract)
+    await anyio.to_thread.run_sync(upload.archive.unlink)
+    return await anyio.to_thread.run_sync(extracted.config.read_bytes), extracted.weights

@@ -1,0 +1,137 @@
+"""One generation call from admission to its usage row."""
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from adapter_store.registry.records import TenantInfo, UsageRecord
+from engine.messages import EngineRequest
+from engine.sampling_params import SamplingParams
+from engine.text.text_stream import TextStream
+from loraplex.openai.fields import GenerationFields
+from loraplex.openai.generation import Choice, Generation
+from loraplex.openai.replies import PromptTokensDetails, Timing, Usage, timing_of
+from loraplex.openai.requests import stop_strings
+from loraplex.openai.resolve import Target
+from loraplex.services import Services
+
+
+class Call:
+    """Made by `open_call`, once the engine has queued all of it. `close` must always run."""
+
+    def __init__(
+        self, call_id: str, services: Services, tenant: TenantInfo, target: Target,
+        generation: Generation,
+    ) -> None:  # fmt: skip
+        self.id = call_id
+        self.created = int(time.time())
+        self.target = target
+        self.generation = generation
+        self._recorder = services.usage
+        self._tenant = tenant
+        self._is_closed = False
+        self._has_failed = False
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompt, output = self.generation.num_prompt_tokens, self.generation.num_output_tokens
+        cached = PromptTokensDetails(self.generation.num_cached_tokens)
+        return Usage(prompt, output, prompt + output, cached)
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time went so far."""
+        return timing_of(self.target.label, self.generation.timing)
+
+    def fail(self) -> None:
+        """The engine gave the call up: it is neither finished nor aborted by the client."""
+        self._has_failed = True
+
+    def close(self) -> None:
+        """Abort what still runs and record the usage, once; works while a task is cancelled."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.generation.abort()
+        timing = self.generation.timing
+        adapter = self.target.adapter
+        self._recorder.record(
+            UsageRecord(
+                request_id=self.id,
+                tenant=self._tenant.name,
+                adapter=adapter.name if adapter else None,
+                version=adapter.version if adapter else None,
+                prompt_tokens=self.generation.num_prompt_tokens,
+                cached_tokens=self.generation.num_cached_tokens,
+                output_tokens=self.generation.num_output_tokens,
+                finish_reason=self._finish_reason(),
+                queue_seconds=timing.queue_seconds,
+                load_seconds=timing.queue.get("load", 0.0),
+                prefill_seconds=timing.prefill,
+                decode_seconds=timing.decode,
+            )
+        )
+
+    def _finish_reason(self) -> str:
+        if self._has_failed:
+            return "error"
+        if not self.generation.is_done:
+            return "abort"
+        return ",".join(sorted({choice.finish_reason or "" for choice in self.generation.choices}))
+
+
+async def open_call(
+    services: Services,
+    tenant: TenantInfo,
+    target: Target,
+    fields: GenerationFields,
+    prompts: Sequence[list[int]],
+    sampling: Sequence[SamplingParams],
+    id_prefix: str,
+) -> Call:
+    """Queue one engine request for each prompt; raises what `Generation.start` raises."""
+    engine = services.backends.engine
+    requests = [
+        EngineRequest(
+            request_id=engine.next_request_id(),
+            tenant=tenant.name,
+            prompt_token_ids=prompt,
+            sampling=params,
+            adapter=target.digest,
+            label=target.label,
+            weight=tenant.weight,
+            cache_salt=fields.cache_salt or "",
+        )
+        for prompt, params in zip(prompts, sampling, strict=True)
+    ]
+    choices = _choices(services, fields, prompts, sampling)
+    generation = Generation(engine, requests, choices)
+    await generation.start()
+    return Call(f"{id_prefix}-{uuid.uuid4().hex}", services, tenant, target, generation)
+
+
+def _choices(
+    services: Services,
+    fields: GenerationFields,
+    prompts: Sequence[list[int]],
+    sampling: Sequence[SamplingParams],
+) -> list[Choice]:
+    stop = stop_strings(fields)
+    shows_stop = bool(fields.include_stop_str_in_output)
+    skips_special = fields.skip_special_tokens is not False
+    n = fields.n or 1
+    return [
+        Choice(
+            number * n + index,
+            TextStream(
+                services.backends.tokenizer.new_detokenizer(prompt, skips_special),
+                stop,
+                include_stop_in_output=shows_stop,
+                min_tokens=params.min_tokens,
+            ),
+            shows_stop=shows_stop,
+        )
+        for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+        for index in range(n)
+    ]

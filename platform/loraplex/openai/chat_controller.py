@@ -1,0 +1,68 @@
+"""`POST /v1/chat/completions`."""
+
+from typing import Any
+
+from litestar import Controller, post
+from litestar.connection import Request
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+
+from adapter_store.registry.records import TenantInfo
+from loraplex.auth import Caller, requires_inference_scope
+from loraplex.openai.call import open_call
+from loraplex.openai.chat_format import ChatFormat
+from loraplex.openai.prompts import chat_prompt
+from loraplex.openai.replies import ChatCompletion
+from loraplex.openai.reply import includes_usage, send_reply
+from loraplex.openai.requests import ChatRequest, read_chat_request
+from loraplex.openai.resolve import resolve_target
+from loraplex.openai.sampling import check_against_engine, sampling_params
+from loraplex.openapi import generation_responses, json_body, operation
+from loraplex.services import Services
+
+
+class ChatController(Controller):
+    """Chat, streamed or whole."""
+
+    path = "/v1/chat/completions"
+    guards = (requires_inference_scope,)
+    tags = ("inference",)
+
+    @post(
+        operation_id=operation("createChatCompletion"),
+        operation_class=json_body(ChatRequest),
+        responses=generation_responses(ChatCompletion),
+        status_code=200,
+    )
+    async def create(
+        self,
+        request: Request[Caller, None, Any],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> ASGIResponse:
+        """Answer a conversation with a model of the tenant."""
+        limits = services.settings.requests
+        chat = await read_chat_request(request, limits)
+        target = await resolve_target(services, tenant, chat.model)
+        info = services.backends.engine.info
+        check_against_engine(chat, info, 1, limits.max_choices)
+        tokenizer = services.backends.tokenizer
+        prompt = await chat_prompt(tokenizer, chat, info, limits)
+        is_newer = chat.max_completion_tokens is not None
+        sampling = sampling_params(
+            chat,
+            max_tokens=chat.max_completion_tokens if is_newer else chat.max_tokens,
+            max_tokens_field="max_completion_tokens" if is_newer else "max_tokens",
+            logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+            num_prompt_tokens=len(prompt),
+            max_model_len=info.max_model_len,
+        )
+        call = await open_call(services, tenant, target, chat, [prompt], [sampling], "chatcmpl")
+        reply = ChatFormat(
+            call,
+            tokenizer,
+            fingerprint=services.system_fingerprint,
+            logprobs=bool(chat.logprobs),
+            null_usage=includes_usage(chat),
+        )
+        return await send_reply(request, services, call, chat, reply)

@@ -1,0 +1,69 @@
+"""`POST /v1/completions`."""
+
+from typing import Any
+
+from litestar import Controller, post
+from litestar.connection import Request
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+
+from adapter_store.registry.records import TenantInfo
+from loraplex.auth import Caller, requires_inference_scope
+from loraplex.openai.call import open_call
+from loraplex.openai.completion_format import CompletionFormat
+from loraplex.openai.prompts import completion_prompts
+from loraplex.openai.replies import Completion
+from loraplex.openai.reply import includes_usage, send_reply
+from loraplex.openai.requests import CompletionRequest, read_completion_request
+from loraplex.openai.resolve import resolve_target
+from loraplex.openai.sampling import check_against_engine, sampling_params
+from loraplex.openapi import generation_responses, json_body, operation
+from loraplex.services import Services
+
+
+class CompletionsController(Controller):
+    """Text completion, streamed or whole."""
+
+    path = "/v1/completions"
+    guards = (requires_inference_scope,)
+    tags = ("inference",)
+
+    @post(
+        operation_id=operation("createCompletion"),
+        operation_class=json_body(CompletionRequest),
+        responses=generation_responses(Completion),
+        status_code=200,
+    )
+    async def create(
+        self,
+        request: Request[Caller, None, Any],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> ASGIResponse:
+        """Continue one or more prompts with a model of the tenant."""
+        limits = services.settings.requests
+        completion = await read_completion_request(request, limits)
+        target = await resolve_target(services, tenant, completion.model)
+        info = services.backends.engine.info
+        tokenizer = services.backends.tokenizer
+        prompts = await completion_prompts(tokenizer, completion, info, limits)
+        check_against_engine(completion, info, len(prompts), limits.max_choices)
+        sampling = [
+            sampling_params(
+                completion,
+                max_tokens=completion.max_tokens,
+                logprobs=completion.logprobs,
+                num_prompt_tokens=len(prompt),
+                max_model_len=info.max_model_len,
+            )
+            for prompt in prompts
+        ]
+        call = await open_call(services, tenant, target, completion, prompts, sampling, "cmpl")
+        reply = CompletionFormat(
+            call,
+            tokenizer,
+            fingerprint=services.system_fingerprint,
+            logprobs=completion.logprobs is not None,
+            null_usage=includes_usage(completion),
+        )
+        return await send_reply(request, services, call, completion, reply)

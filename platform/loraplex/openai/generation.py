@@ -1,0 +1,216 @@
+"""One call's requests to the engine: queued together, read together, ended together.
+
+Outputs become text here (detokenised, cut at stop strings); how the text is sent is not known here.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, cast
+
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTiming, TokenLogprob
+from engine.text.text_stream import TextStream
+from loraplex.errors import ApiError, adapter_unavailable
+from loraplex.openai.replies import FinishReason
+
+_Arrival = tuple[int, RequestOutput | EngineError | None]
+
+
+class Piece(NamedTuple):
+    """What one choice gained: text, or its end, or both."""
+
+    index: int
+    text: str
+    logprobs: list[TokenLogprob]
+    """Of the tokens whose text is in `text`; empty where none were asked for."""
+    finish_reason: FinishReason | None
+
+
+class Choice:
+    """One answer, growing. `index` counts over all prompts of the call."""
+
+    def __init__(self, index: int, stream: TextStream, *, shows_stop: bool) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._stream = stream
+        self._shows_stop = shows_stop
+        self._held: deque[TokenLogprob] = deque()
+        """Log-probabilities of tokens whose text is held back."""
+
+    def push(self, delta: ChoiceDelta) -> Piece | None:
+        """Add tokens; None if nothing can be shown yet, or any more."""
+        if self.finish_reason is not None:
+            return None
+        is_last = delta.finish_reason is not None
+        released = self._stream.push(delta.token_ids, is_last, delta.stop_token_id)
+        self.num_tokens += released.num_tokens
+        logprobs = self._release(delta, released.num_tokens)
+        if released.stopped_by is not None:
+            self.finish_reason = "stop"
+        elif is_last:
+            self.finish_reason = cast(FinishReason, delta.finish_reason)
+            if delta.stop_token_id is not None and logprobs and not self._shows_stop:
+                logprobs.pop()  # counted, but it has no text
+        if not (released.text or logprobs or self.finish_reason):
+            return None
+        return Piece(self.index, released.text, logprobs, self.finish_reason)
+
+    def _release(self, delta: ChoiceDelta, num_tokens: int) -> list[TokenLogprob]:
+        if delta.logprobs is not None:
+            self._held.extend(delta.logprobs)
+        return [self._held.popleft() for _ in range(min(num_tokens, len(self._held)))]
+
+
+class Generation:
+    """Drives requests of equal `n`; `choices` has `n` of them for each request, in order."""
+
+    def __init__(
+        self, engine: EngineClient, requests: Sequence[EngineRequest], choices: Sequence[Choice]
+    ) -> None:
+        self.choices = choices
+        self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._engine = engine
+        self._requests = requests
+        self._n = len(choices) // len(requests)
+        self._open = set(range(len(requests)))
+        self._cached = [0] * len(requests)
+        self._timings: dict[int, RequestTiming] = {}
+        self._streams: list[AsyncIterator[RequestOutput]] = []
+        self._arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
+        self._pumps: list[asyncio.Task[None]] = []
+        self._is_aborted = False
+        self._started = self._first = self._last = time.monotonic()
+        self._has_output = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return not self._open and not self._is_aborted
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return sum(self._cached)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all choices that the client was, or could have been, shown."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def timing(self) -> RequestTiming:
+        """The slowest request's timing. Measured here where the engine sent none."""
+        if self._timings:
+            return max(self._timings.values(), key=lambda t: t.queue_seconds + t.prefill + t.decode)
+        return RequestTiming(
+            queue={}, prefill=self._first - self._started, decode=self._last - self._first
+        )
+
+    async def start(self) -> None:
+        """Queue all requests; if one is refused none stays. Raises `EngineError`."""
+        try:
+            accepted = await asyncio.gather(
+                *(self._engine.generate(request) for request in self._requests),
+                return_exceptions=True,
+            )
+        except BaseException:
+            self.abort()
+            raise
+        for outcome in accepted:
+            if isinstance(outcome, BaseException):
+                self.abort()
+                raise outcome
+            self._streams.append(outcome)
+        self._started = self._first = self._last = time.monotonic()
+        if len(self._streams) > 1:
+            self._pumps = [
+                asyncio.create_task(self._pump(number, stream))
+                for number, stream in enumerate(self._streams)
+            ]
+
+    async def next(self) -> list[Piece]:
+        """What arrived since the last call; [] once done or aborted.
+
+        Raises `EngineError` or `ApiError` when the engine gives the call up.
+        """
+        while self._open:
+            arrival = await self._next_arrival()
+            if arrival is None:
+                self._is_aborted = True
+                return []
+            pieces = self._apply(*arrival)
+            if pieces:
+                return pieces
+        return []
+
+    def abort(self) -> None:
+        """End what is not over. Synchronous, and harmless at any time."""
+        if self._open:
+            self._is_aborted = True
+        for number in self._open:
+            self._engine.abort(self._requests[number].request_id)
+        for pump in self._pumps:
+            pump.cancel()
+        if self._pumps:
+            self._arrivals.put_nowait((0, None))
+
+    async def _pump(self, number: int, stream: AsyncIterator[RequestOutput]) -> None:
+        try:
+            async for output in stream:
+                self._arrivals.put_nowait((number, output))
+        except EngineError as error:
+            self._arrivals.put_nowait((number, error))
+
+    async def _next_arrival(self) -> tuple[int, RequestOutput] | None:
+        if self._is_aborted:
+            return None
+        if not self._pumps:
+            try:
+                return 0, await anext(self._streams[0])
+            except StopAsyncIteration:
+                return None
+        number, arrival = await self._arrivals.get()
+        if isinstance(arrival, EngineError):
+            raise arrival
+        return None if arrival is None else (number, arrival)
+
+    def _apply(self, number: int, output: RequestOutput) -> list[Piece]:
+        if number not in self._open:
+            return []
+        self._note_progress(number, output)
+        if output.error_code is not None:
+            raise _failure(output.error_code, output.error)
+        pieces: list[Piece] = []
+        first = number * self._n
+        for delta in output.deltas:
+            if delta.finish_reason in ("abort", "error"):
+                raise _failure("engine_stopped", "the engine ended the request")
+            piece = self.choices[first + delta.index].push(delta)
+            if piece is not None:
+                pieces.append(piece)
+        if all(choice.finish_reason for choice in self.choices[first : first + self._n]):
+            self._open.discard(number)
+            if not output.finished:  # cut at a stop string: the engine does not know of those
+                self._engine.abort(self._requests[number].request_id)
+        elif output.finished:
+            raise _failure("engine_stopped", "the engine ended the request")
+        return pieces
+
+    def _note_progress(self, number: int, output: RequestOutput) -> None:
+        self._last = time.monotonic()
+        if not self._has_output:
+            self._has_output, self._first = True, self._last
+        self._cached[number] = max(self._cached[number], output.num_cached_tokens)
+        if output.timing is not None:
+            self._timings[number] = output.timing
+
+
+def _failure(code: str, message: str | None) -> ApiError:
+    if code == "adapter_unavailable":
+        return adapter_unavailable()
+    status = 503 if code == "engine_stopped" else 500
+    return ApiError(status, code, message or "the engine could not finish this request")

@@ -1,0 +1,107 @@
+"""JSON bodies: bounded in bytes, time and depth, decoded to structs; errors name the field."""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
+import msgspec
+from litestar.connection import Request
+
+from loraplex.errors import ApiError, InvalidRequest
+from loraplex.settings import RequestLimits
+
+T = TypeVar("T")
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_PATH = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+async def read_body(request: Request[Any, Any, Any], limits: RequestLimits) -> bytes:
+    """Read the body; raises 408 when it does not come in time. The app caps its size (413)."""
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await request.body()
+    except TimeoutError:
+        raise ApiError(
+            408, "body_timeout", f"the body did not arrive in {limits.body_seconds:g} s"
+        ) from None
+
+
+def decode_object(body: bytes, limits: RequestLimits) -> dict[str, msgspec.Raw]:
+    """Read the top level only; raises `InvalidRequest` for what is no JSON object, or too deep."""
+    _check_depth(body, limits.max_json_depth)
+    return decode(body, dict[str, msgspec.Raw])
+
+
+def decode(body: bytes | msgspec.Raw, type_: type[T]) -> T:
+    """Decode JSON as a type; raises `InvalidRequest` that names the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except msgspec.DecodeError as error:
+        _raise_non_finite(bytes(body))
+        raise InvalidRequest(
+            None, f"the body is not valid JSON: {error}", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    found = _PATH.match(str(error))
+    assert found is not None
+    message, path = found[1], (found[2] or "").replace("[...]", "")
+    missing = _MISSING.search(message)
+    if missing is not None:
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(path, f"`{path}` is missing", code="missing_field")
+    if not path:
+        return InvalidRequest(None, message)
+    return InvalidRequest(path, f"`{path}`: {message[:1].lower()}{message[1:]}")
+
+
+def _check_depth(body: bytes, max_depth: int) -> None:
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return
+    depth = 0
+    for match in _BRACKETS.finditer(body):
+        byte = body[match.start()]
+        if byte in b"[{":
+            depth += 1
+            if depth > max_depth:
+                raise _too_deep(max_depth)
+        elif byte in b"]}":
+            depth -= 1
+
+
+def _too_deep(max_depth: int | None = None) -> InvalidRequest:
+    limit = "" if max_depth is None else f"; at most {max_depth} levels are allowed"
+    return InvalidRequest(None, f"the JSON is nested too deeply{limit}", code="json_too_deep")
+
+
+def _raise_non_finite(body: bytes) -> None:
+    """NaN and Infinity are no JSON, but some clients send them: name the field all the same."""
+    if b"NaN" not in body and b"Infinity" not in body:
+        return
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return
+    for path in _non_finite(value, ""):
+        raise InvalidRequest(path, f"`{path}` must be a finite number")
+
+
+def _non_finite(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in cast(dict[str, Any], value).items():
+            yield from _non_finite(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(cast(list[Any], value)):
+            yield from _non_finite(item, f"{path}[{index}]")

@@ -1,0 +1,104 @@
+"""Prompts as token ids. Long ones are tokenised off the event loop, and those beyond all bounds
+not at all."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import anyio.to_thread
+
+from engine.messages import EngineInfo
+from engine.text.errors import ChatTemplateError
+from engine.text.tokenizer import Tokenizer
+from loraplex.errors import ApiError, InvalidRequest
+from loraplex.openai.requests import ChatRequest, CompletionRequest, Message
+from loraplex.openai.sampling import check_token_ids, context_length_exceeded
+from loraplex.settings import RequestLimits
+
+T = TypeVar("T")
+
+_INLINE_CHARS = 2_000
+"""Up to this a prompt takes about a millisecond: less than a thread's round trip is worth."""
+
+
+async def chat_prompt(
+    tokenizer: Tokenizer, chat: ChatRequest, info: EngineInfo, limits: RequestLimits
+) -> list[int]:
+    """Render the model's chat template; raises `InvalidRequest` if it refuses the messages."""
+    num_chars = sum(len(message.text) for message in chat.messages)
+    _check_chars(num_chars, info, limits)
+    messages = [_as_template_message(message) for message in chat.messages]
+    continues = bool(chat.continue_final_message)
+    add_generation_prompt = chat.add_generation_prompt
+    if add_generation_prompt is None:
+        add_generation_prompt = not continues
+
+    def render() -> list[int]:
+        return tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continues,
+            template_kwargs=chat.chat_template_kwargs,
+        )
+
+    try:
+        return await _run(render, num_chars)
+    except ChatTemplateError as error:
+        if error.code == "invalid_messages":
+            raise InvalidRequest("messages", error.message, code=error.code) from None
+        raise ApiError(400, error.code, error.message) from None
+
+
+async def completion_prompts(
+    tokenizer: Tokenizer, request: CompletionRequest, info: EngineInfo, limits: RequestLimits
+) -> list[list[int]]:
+    """Return each prompt's token ids, in order; raises `InvalidRequest`."""
+    texts, token_ids = _split(request.prompt)
+    if len(texts) + len(token_ids) > limits.max_prompts:
+        raise InvalidRequest("prompt", f"`prompt` may have {limits.max_prompts} entries at most")
+    for text in texts:
+        _check_chars(len(text), info, limits)
+    for ids in token_ids:
+        check_token_ids("prompt", ids, info.vocab_size)
+    special = request.add_special_tokens is not False
+
+    def encode() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+
+    prompts = await _run(encode, sum(map(len, texts))) if texts else token_ids
+    if not all(prompts):
+        raise InvalidRequest("prompt", "`prompt` must not be empty", code="empty_prompt")
+    return prompts
+
+
+def _as_template_message(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    shown: dict[str, Any] = {"role": role, "content": message.text}
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+    if isinstance(prompt, str):
+        return [prompt], []
+    if not prompt:
+        raise InvalidRequest("prompt", "`prompt` must not be empty", code="empty_prompt")
+    kind = type(prompt[0])
+    if any(type(entry) is not kind for entry in prompt):
+        raise InvalidRequest("prompt", "`prompt` mixes texts, token ids and lists")
+    if kind is str:
+        return cast(list[str], prompt), []
+    if kind is int:
+        return [], [cast(list[int], prompt)]
+    return [], cast(list[list[int]], prompt)
+
+
+def _check_chars(num_chars: int, info: EngineInfo, limits: RequestLimits) -> None:
+    if num_chars > info.max_model_len * limits.max_chars_per_token:
+        raise context_length_exceeded(None, info.max_model_len)
+
+
+async def _run(work: Callable[[], T], num_chars: int) -> T:
+    if num_chars <= _INLINE_CHARS:
+        return work()
+    return await anyio.to_thread.run_sync(work)
