@@ -174,7 +174,7 @@ class AdapterHost:
         if entry is None:
             # Nobody waits any more; count it, so that the disk stays bounded.
             if is_digest(digest) and self._disk.find(digest) is not None:
-                self._disk.trim(self._entries)
+                self._trim_disk()
         elif entry.state is _State.NEEDED:
             self._fetched(entry)
 
@@ -218,13 +218,17 @@ class AdapterHost:
             return
         if not entry.wanted:
             self._drop(entry.digest)
-            self._disk.trim(self._entries)
+            self._trim_disk()
             return
         entry.num_bytes = size
         entry.state = _State.DEFERRED
         self._deferred[entry.digest] = entry
-        self._disk.trim(self._entries)
+        self._trim_disk()
         self._settle()
+
+    def _trim_disk(self) -> None:
+        entries = self._entries.values()
+        self._disk.trim({e.digest for e in entries if e.wanted or e.state is _State.READING})
 
     def _settle(self) -> None:
         """Evict what is idle and too much, then read deferred adapters while there is room."""
@@ -307,7 +311,8 @@ class AdapterHost:
     def _fail(self, entry: _Entry, reason: str) -> None:
         del self._entries[entry.digest]
         self._log.warning("adapter_failed", adapter=entry.digest[:12], reason=reason)
-        self._emit(AdapterFailed(entry.digest, reason))
+        if entry.wanted:  # else it would hit whoever asks for it before the next poll
+            self._emit(AdapterFailed(entry.digest, reason))
 
     def _emit(self, event: AdapterEvent) -> None:
         self._events.append(event)

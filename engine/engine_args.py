@@ -34,7 +34,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     generation: Positive
     """Number of this start; a supervisor never uses one twice."""
     parent_pid: Positive | None = None
-    """The process ends when this, its parent, is gone."""
+    """The process ends when this, its parent, is gone; None: the parent it finds."""
     model_name: Text | None = None
     """Name of the base in replies and statistics; None: the folder's name."""
 
@@ -70,6 +70,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     drain_seconds: Seconds = 30.0
     """After SIGTERM, running requests may go on for so long."""
+    hang_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """A step that takes longer hangs: the process ends, to be started anew."""
     log_format: Literal["json", "console"] = "json"
 
     @property

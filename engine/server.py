@@ -103,7 +103,7 @@ class EngineServer:
                 was_woken = self._wake.clear()
                 self._keep_house(is_inbox_empty)
                 if self._is_over():
-                    self._end_all("engine_shutdown", "the engine was stopped")
+                    self._end_all("engine_stopped", "the engine was stopped")
                     return 0
                 if was_woken or self._core.has_work:
                     self._send_outputs(self._core.step())

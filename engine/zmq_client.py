@@ -78,6 +78,7 @@ class ZmqEngineClient:
         """The engine's, while it is there."""
         self._info: EngineInfo | None = None
         self._is_draining = False
+        self._is_closed = False
         self._last_heard = 0.0
         self._ready = asyncio.Event()
         self._log = structlog.get_logger("engine.client")
@@ -112,7 +113,10 @@ class ZmqEngineClient:
             raise EngineUnavailable(f"the engine did not answer within {seconds:g} s") from None
 
     async def close(self) -> None:
-        """End pending requests and let go of the socket."""
+        """End pending requests and let go of the socket; harmless if it was called before."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._beats.cancel()
         await asyncio.gather(self._beats, return_exceptions=True)
         await self._fetcher.close()
@@ -202,6 +206,8 @@ class ZmqEngineClient:
         return self._send_bytes(self._codec.encode(message))
 
     def _send_bytes(self, payload: bytes) -> bool:
+        if self._is_closed:
+            return False
         try:
             self._socket.send(payload, zmq.NOBLOCK)
         except zmq.Again:

@@ -1,0 +1,163 @@
+"""The engine's process: `python -m engine.process [ARGS.json]`, else the document on stdin.
+
+Exit codes: 0 stopped by SIGTERM, 1 the engine failed, 2 a setting that can never work (one line on
+standard error says which), 3 its parent is gone, 4 a step hung.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import structlog
+
+from engine.config import SchedulerConfig
+from engine.engine_args import EngineArgs, parse_engine_args
+from engine.errors import ConfigError
+from engine.hang_watch import end_when_hung
+from engine.logs import configure_logs
+from engine.messages import EngineInfo
+from engine.parent import die_with_parent
+from engine.parts import AdapterLimits, EngineParts
+from engine.server import EngineServer
+
+DEFAULT_MAX_NUM_SEQS = 32
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run an engine until it is stopped; returns the exit code."""
+    stop = _StopSignal()
+    try:
+        args = parse_engine_args(Path(argv[0]).read_bytes() if argv else sys.stdin.buffer.read())
+        configure_logs(args.log_format, process="engine", generation=args.generation)
+        die_with_parent(args.parent_pid)
+        return serve(build_parts(args), args, stop)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"engine: {error}\n")
+        return 2
+
+
+def serve(parts: EngineParts, args: EngineArgs, stop: "_StopSignal | None" = None) -> int:
+    """Serve an engine in this process, which SIGTERM stops; returns the exit code."""
+    stop = stop or _StopSignal()
+    try:
+        server = EngineServer(
+            parts,
+            socket_path=Path(args.socket_path),
+            generation=args.generation,
+            drain_seconds=args.drain_seconds,
+        )
+        end_when_hung(lambda: server.last_turn, args.hang_seconds)
+        stop.server = server
+        structlog.get_logger("engine.process").info("engine_ready", model=parts.info.model)
+        return server.run()
+    finally:
+        parts.close()
+
+
+def build_parts(args: EngineArgs) -> EngineParts:
+    """Load the model and size everything around it; raises `ConfigError`."""
+    # Imports torch: settings that cannot work are refused before that takes its seconds.
+    from engine.build_runner import build_runner
+
+    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    built = build_runner(
+        Path(args.model_dir),
+        dtype=args.dtype,
+        num_kv_blocks=args.num_kv_blocks,
+        block_size=args.block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=args.max_model_len,
+        max_loras=args.max_loras,
+        max_lora_rank=args.max_lora_rank,
+        threads=args.num_threads,
+    )
+    max_model_len = effective_max_model_len(
+        args, built.max_position_embeddings, built.num_kv_blocks
+    )
+    config = SchedulerConfig(
+        num_kv_blocks=built.num_kv_blocks,
+        block_size=args.block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=(
+            args.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+        ),
+        max_model_len=max_model_len,
+        max_loras=args.max_loras,
+        max_queue_len=args.max_queue_len,
+        policy=args.policy,
+        enable_prefix_cache=args.enable_prefix_cache,
+        slot_debt_tokens=args.slot_debt_tokens,
+    )
+    info = EngineInfo(
+        model=args.served_name,
+        fingerprint=built.base.fingerprint,
+        vocab_size=built.vocab_size,
+        eos_token_ids=list(built.eos_token_ids),
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_kv_blocks=config.num_kv_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_loras=config.max_loras,
+        max_lora_rank=args.max_lora_rank,
+        dtype=built.dtype,
+        device=built.device,
+    )
+    limits = AdapterLimits(
+        cache_dir=Path(args.cache_dir),
+        max_cpu_loras=args.effective_max_cpu_loras,
+        cpu_lora_bytes=args.cpu_lora_bytes or psutil.virtual_memory().total // 10,
+        disk_lora_bytes=args.disk_lora_bytes,
+    )
+    return EngineParts.assemble(
+        built.runner, built.load_adapter, config=config, limits=limits, info=info
+    )
+
+
+def effective_max_model_len(
+    args: EngineArgs, max_position_embeddings: int, num_kv_blocks: int
+) -> int:
+    """Tokens of a sequence at most: as asked for, else as many as model and KV pool take.
+
+    Raises `ConfigError` if more was asked for than either takes.
+    """
+    pool = num_kv_blocks * args.block_size
+    if args.max_model_len is None:
+        return min(max_position_embeddings, pool)
+    if args.max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len ({args.max_model_len}) is more than the model's "
+            f"{max_position_embeddings} positions"
+        )
+    if args.max_model_len > pool:
+        raise ConfigError(
+            f"max_model_len ({args.max_model_len}) is more than the {pool} tokens of "
+            f"{num_kv_blocks} KV blocks; lower it or raise num_kv_blocks"
+        )
+    return args.max_model_len
+
+
+class _StopSignal:
+    """SIGTERM drains the server; before there is one, it ends the process.
+
+    SIGINT is ignored: a terminal sends Ctrl-C to all processes of the service, and the supervisor
+    stops them in order.
+    """
+
+    def __init__(self) -> None:
+        self.server: EngineServer | None = None
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.server is None:
+            raise SystemExit(0)
+        self.server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
