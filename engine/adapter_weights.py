@@ -1,4 +1,4 @@
-"""One adapter in host memory, fused and cast as the model runs it."""
+"""One adapter in host memory, fused and rounded as the model runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from adapter_store.base_model import BaseModel
+from adapter_store.errors import AdapterFormatError
+from adapter_store.peft_format import Binding, inspect_adapter
+from engine.errors import AdapterUnavailable
+from engine.models.projections import ProjectionKey, iter_projections, module_path
+from lora_kernels import LoraSlice, LoraWeights
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +26,56 @@ class AdapterWeights:
     digest: str
     rank: int
     """The largest over its modules."""
-    projections: Mapping[Any, Any]
+    projections: Mapping[ProjectionKey, LoraWeights]
+    """Only those that the adapter has weights for."""
     nbytes: int
 
 
 def load_adapter(
     folder: Path, digest: str, base: BaseModel, *, max_rank: int, dtype: torch.dtype
 ) -> AdapterWeights:
-    """Read, re-validate, fuse and cast an adapter; raises `AdapterUnavailable`."""
-    raise NotImplementedError
+    """Read an adapter's folder; safe on any thread.
+
+    The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
+    Values are rounded to `dtype`, the model's. Raises AdapterUnavailable.
+    """
+    weights = folder / WEIGHTS_FILE
+    try:
+        config = (folder / CONFIG_FILE).read_bytes()
+        inspected = inspect_adapter(config, weights, base, max_rank=max_rank)
+        if inspected.digest != digest:
+            raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
+        with safe_open(weights, "pt") as file:
+            projections = _fuse(inspected.bindings, file, base, dtype)
+    except AdapterFormatError as error:
+        raise AdapterUnavailable(digest, f"{error.code}: {error.message}") from error
+    except (OSError, SafetensorError) as error:
+        raise AdapterUnavailable(digest, f"its files cannot be read: {error}") from error
+    return AdapterWeights(
+        digest=digest,
+        rank=max(binding.rank for binding in inspected.bindings),
+        projections=projections,
+        nbytes=sum(fused.nbytes for fused in projections.values()),
+    )
+
+
+def _fuse(
+    bindings: tuple[Binding, ...], file: Any, base: BaseModel, dtype: torch.dtype
+) -> dict[ProjectionKey, LoraWeights]:
+    bound = {binding.module: binding for binding in bindings}
+    projections: dict[ProjectionKey, LoraWeights] = {}
+    for key, spec in iter_projections(base.num_layers):
+        members = [bound.pop(module_path(key.layer, member), None) for member in spec.members]
+        if any(members):
+            slices = [None if member is None else _read(member, file) for member in members]
+            projections[key] = LoraWeights.fuse(slices, dtype)
+    if bound:
+        raise AdapterFormatError(
+            "foreign_tensor", f"the model has no place for '{next(iter(bound))}'"
+        )
+    return projections
+
+
+def _read(binding: Binding, file: Any) -> LoraSlice:
+    a, b = file.get_tensor(binding.a_key), file.get_tensor(binding.b_key)
+    return LoraSlice(a, b, binding.scaling)

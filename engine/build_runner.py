@@ -1,13 +1,31 @@
 """From a model folder to a runner that has proved itself: what an engine process starts with."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 
-from adapter_store.base_model import BaseModel
-from engine.adapter_weights import AdapterWeights
-from engine.model_runner import ModelRunner
+from adapter_store.base_model import BaseModel, read_base_model
+from adapter_store.errors import BaseModelError
+from engine.adapter_weights import AdapterWeights, load_adapter
+from engine.attention import AttentionBackend
+from engine.attention_tiles import KV_TILE
+from engine.cpu_attention import CpuAttention
+from engine.errors import ConfigError
+from engine.kv_cache import KVCache, kv_bytes_per_block
+from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_blocks
+from engine.model_runner import ModelRunner, RowSampler
+from engine.models.decoder import Decoder, load_decoder
+from engine.models.decoder_config import DecoderConfig, read_decoder_config
+from engine.sampling.sampler import Sampler
+from engine.self_test import InvarianceReport, check_batch_invariance
+
+SamplerFactory = Callable[[int, Sequence[int]], RowSampler]
+"""Makes a sampler from the vocabulary's size and the EOS ids."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +37,26 @@ class BuiltRunner:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_position_embeddings: int
+    max_model_len: int
+    """Prompt and output tokens of a sequence at most, the KV pool considered."""
     num_kv_blocks: int
     dtype: str
     device: str
+    max_lora_rank: int
+    invariance: InvarianceReport | None
+    """What the self-test found; None where it was not asked for."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread."""
-        raise NotImplementedError
+        return load_adapter(
+            folder, digest, self.base, max_rank=self.max_lora_rank, dtype=_DTYPES[self.dtype]
+        )
 
 
 def build_runner(
     model_dir: Path,
     *,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
     num_kv_blocks: int | None = None,
     block_size: int = 16,
     max_num_seqs: int = 32,
@@ -39,15 +64,118 @@ def build_runner(
     max_loras: int = 8,
     max_lora_rank: int = 64,
     threads: int | None = None,
+    self_test: bool = True,
+    name: str | None = None,
+    make_sampler: SamplerFactory = Sampler,
 ) -> BuiltRunner:
     """Load a model and build its runner.
 
-    `num_kv_blocks` None takes a share of the memory at hand. `threads` is for torch, process-wide;
-    None keeps torch's own choice. Raises `ConfigError` for what can never work.
+    `dtype` is `float32`, `bfloat16` or `auto` (the checkpoint's; bfloat16 for float16).
+    `num_kv_blocks` None takes a share of the memory at hand. `max_model_len` None is what model and
+    KV pool allow. `threads` is for torch, process-wide; None keeps torch's own choice. A self-test
+    that fails is logged as a warning and reported in `invariance`.
+
+    Raises ConfigError for a model or a setting that can never work.
     """
-    raise NotImplementedError
+    if KV_TILE % block_size:
+        raise ConfigError(f"block_size must divide {KV_TILE}, not {block_size}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = read_decoder_config(model_dir)
+    model_dtype = _choose_dtype(dtype, config)
+    length = _check_model_len(max_model_len, config)
+    try:
+        base = read_base_model(model_dir, name=name)
+    except BaseModelError as error:
+        raise ConfigError(str(error)) from error
+    decoder = load_decoder(
+        config, base, dtype=model_dtype, num_slots=max_loras, max_positions=length
+    )
+    kv_cache = _make_kv_cache(config, model_dtype, num_kv_blocks, block_size, max_num_seqs, length)
+    attention = CpuAttention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        windows=config.windows,
+    )
+    return BuiltRunner(
+        runner=ModelRunner(
+            decoder, kv_cache, attention, make_sampler(config.vocab_size, config.eos_token_ids)
+        ),
+        base=base,
+        eos_token_ids=config.eos_token_ids,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=min(length, kv_cache.num_blocks * block_size),
+        num_kv_blocks=kv_cache.num_blocks,
+        dtype=str(model_dtype).removeprefix("torch."),
+        device="cpu",
+        max_lora_rank=max_lora_rank,
+        invariance=_self_test(decoder, attention) if self_test else None,
+    )
 
 
-def parse_dtype(name: str) -> torch.dtype:
-    """`float32` or `bfloat16`; raises `ConfigError` for anything else."""
-    raise NotImplementedError
+def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if config.checkpoint_dtype is torch.float32 else torch.bfloat16
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype must be auto, float32 or bfloat16 on a CPU, not {name!r}")
+    return _DTYPES[name]
+
+
+def _check_model_len(max_model_len: int | None, config: DecoderConfig) -> int:
+    if max_model_len is None:
+        return config.max_position_embeddings
+    if max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len {max_model_len} is more than the model's max_position_embeddings "
+            f"{config.max_position_embeddings}"
+        )
+    return max_model_len
+
+
+def _make_kv_cache(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    num_blocks: int | None,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> KVCache:
+    bytes_per_block = kv_bytes_per_block(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    )
+    available = available_bytes()
+    if num_blocks is None:
+        num_blocks = choose_num_kv_blocks(
+            bytes_per_block,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            available=available,
+        )
+    check_num_kv_blocks(num_blocks, bytes_per_block, available)
+    return KVCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=dtype,
+    )
+
+
+def _self_test(decoder: Decoder, attention: AttentionBackend) -> InvarianceReport:
+    report = check_batch_invariance(decoder, attention)
+    if not report.holds:
+        structlog.get_logger("engine.self_test").warning(
+            "tokens may depend on what shares their batch: this machine's math libraries sum in "
+            "an order that changes with the batch's size",
+            max_logit_difference=report.max_logit_difference,
+            max_kv_difference=report.max_kv_difference,
+        )
+    return report

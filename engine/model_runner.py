@@ -3,31 +3,75 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.adapter_weights import AdapterWeights
-from engine.scheduled_batch import SampledRow, SamplingRow, ScheduledBatch, StepResult
+from engine.attention import AttentionBackend
+from engine.batch_inputs import build_batch_inputs
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
+from engine.scheduled_batch import (
+    SampledRow,
+    SamplingRow,
+    ScheduledBatch,
+    ScheduledRow,
+    StepResult,
+)
 
 
 class RowSampler(Protocol):
     """Draws tokens from logits, a row of logits for each sampling row."""
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
-        """`logits` is [len(rows), vocab], in the model's dtype."""
+        """`logits` is [len(rows), vocab_size], in the model's dtype."""
         ...
 
 
 class ModelRunner:
-    """Executes batches on one model. See `engine.adapter_source.Runner`."""
+    """Executes batches on one model; the engine's `engine.adapter_source.Runner`."""
 
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_cache: KVCache,
+        attention: AttentionBackend,
+        sampler: RowSampler,
+    ) -> None:
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._attention = attention
+        self._sampler = sampler
+        self._tables = decoder.lora_tables
+
+    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: clear slots, copy blocks, one forward pass, sampling."""
-        raise NotImplementedError
+        for slot in batch.cleared_slots:
+            self.clear_slot(slot)
+        self._kv_cache.copy_blocks(batch.block_copies)
+        results: list[SampledRow | None] = [None] * len(batch.rows)
+        if batch.rows:
+            for index, sampled in self._run(batch.rows):
+                results[index] = sampled
+        return StepResult(results)
 
     def install_adapter(self, slot: int, weights: AdapterWeights) -> None:
-        """Put weights into a slot that no row of the next batch uses."""
-        raise NotImplementedError
+        """Point a slot to an adapter's weights; no row of the batch being run may use the slot."""
+        for key, table in self._tables.items():
+            table.install(slot, weights.projections.get(key))
 
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's weights."""
-        raise NotImplementedError
+        for table in self._tables.values():
+            table.clear(slot)
+
+    def _run(self, rows: Sequence[ScheduledRow]) -> list[tuple[int, SampledRow]]:
+        inputs = build_batch_inputs(rows, self._kv_cache.block_size)
+        self._kv_cache.clear_blocks(inputs.fresh_blocks)
+        logits = self._decoder.forward(inputs, self._kv_cache, self._attention)
+        sampling = [row for i in inputs.logit_rows if (row := rows[i].sampling) is not None]
+        if not sampling:
+            return []
+        sampled = self._sampler.sample(logits, sampling)
+        return list(zip(inputs.logit_rows, sampled, strict=True))

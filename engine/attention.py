@@ -1,0 +1,37 @@
+"""Attention over paged keys and values, as the decoder sees it."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from engine.batch_inputs import BatchInputs
+from engine.kv_cache import KVCache
+
+
+class AttentionBackend(Protocol):
+    """Causal attention, with or without a sliding window, over a `KVCache`.
+
+    A row's result must be bit-equal whatever shares its batch and however its prefill was cut.
+    """
+
+    def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> Any:
+        """What a step's batch needs in every layer; computed once, passed to `attend`."""
+        ...
+
+    def attend(
+        self, query: Tensor, kv_cache: KVCache, layer: int, window: int | None, plan: Any
+    ) -> Tensor:
+        """Attention of a step's queries over the keys and values of their sequences.
+
+        Args:
+            query: [padded, num_heads, head_dim], the tokens of `BatchInputs`, positions applied.
+            kv_cache: already holds the keys and values of the step's own tokens.
+            layer: whose keys and values.
+            window: positions that a query sees, its own included; None: all up to its own.
+            plan: of this step's batch.
+
+        Returns:
+            [padded, num_heads * head_dim], the dtype of `query`; zeros in padding rows.
+
+        """
+        ...

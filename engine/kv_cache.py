@@ -1,0 +1,65 @@
+"""Paged keys and values: blocks of 16 tokens, one pool for all layers."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Storage of `num_blocks` blocks, and one more that always reads as zeros.
+
+    A block is cleared when its first position is written (`clear_blocks`). Attention multiplies
+    masked values by zero, and 0 * NaN is NaN: without this, a sequence whose values overflowed
+    would poison whoever gets its blocks next.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # [layer, key or value, head, block, offset, channel]: a head's block is contiguous.
+        self._storage = torch.zeros(
+            num_layers, 2, num_kv_heads, num_blocks + 1, block_size, head_dim, dtype=dtype
+        )
+
+    @property
+    def zero_block(self) -> int:
+        """A block that nobody writes."""
+        return self.num_blocks
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each [num_kv_heads, num_blocks + 1, block_size, head_dim]."""
+        return self._storage[index, 0], self._storage[index, 1]
+
+    def write(self, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+        """Store keys and values, each [num_tokens, num_kv_heads, head_dim], of a step."""
+        for cache, new in zip(self.layer(layer), (key, value), strict=True):
+            heads, blocks, size, channels = cache.shape
+            flat = cache.view(heads, blocks * size, channels)
+            flat.index_copy_(1, slot_mapping, new.transpose(0, 1))
+
+    def clear_blocks(self, blocks: Tensor) -> None:
+        """Make blocks read as zeros, in all layers."""
+        if blocks.numel():
+            self._storage.index_fill_(3, blocks, 0)
+
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy (source, destination) blocks, in order, in all layers."""
+        for source, destination in pairs:
+            self._storage[:, :, :, destination] = self._storage[:, :, :, source]
+
+
+def kv_bytes_per_block(
+    *, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> int:
+    """Bytes that one block takes over all layers."""
+    return num_layers * 2 * num_kv_heads * head_dim * block_size * dtype.itemsize

@@ -1,0 +1,179 @@
+"""The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adapter_store.base_model import BaseModel
+from engine.attention import AttentionBackend
+from engine.batch_inputs import BatchInputs
+from engine.kv_cache import KVCache
+from engine.models.decoder_config import DecoderConfig
+from engine.models.layers import RotaryTable, rms_norm, silu_and_mul
+from engine.models.linear import Linear, Projection, padded_rows
+from engine.models.projections import (
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+    ProjectionKey,
+    ProjectionSpec,
+    module_path,
+)
+from engine.models.weight_reader import WeightReader
+from lora_kernels import LoraTable
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights."""
+
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    qkv: Projection
+    out: Projection
+    gate_up: Projection
+    down: Projection
+    window: int | None
+
+
+class Decoder:
+    """A base model with room for adapters; all inputs of a step are arguments of `forward`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embedding: Tensor,
+        layers: tuple[DecoderLayer, ...],
+        final_norm: Tensor,
+        lm_head: Linear,
+        max_positions: int,
+    ) -> None:
+        self.config = config
+        self.layers = layers
+        self._embedding = embedding
+        self._final_norm = final_norm
+        self._lm_head = lm_head
+        self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and the KV cache."""
+        return self._embedding.dtype
+
+    @property
+    def lora_tables(self) -> dict[ProjectionKey, LoraTable]:
+        """The adapter slots of every projection."""
+        return {
+            ProjectionKey(index, spec.name): getattr(layer, spec.name).lora
+            for index, layer in enumerate(self.layers)
+            for spec in (QKV, OUT, GATE_UP, DOWN)
+        }
+
+    def forward(
+        self, inputs: BatchInputs, kv_cache: KVCache, attention: AttentionBackend
+    ) -> Tensor:
+        """Run a step and store its keys and values; returns [num_logits, vocab_size] logits.
+
+        Logits are of the tokens in `inputs.logit_tokens`, in the decoder's dtype.
+        """
+        hidden = self.hidden_states(inputs, kv_cache, attention)
+        return self.logits(hidden.index_select(0, inputs.logit_tokens))
+
+    def hidden_states(
+        self, inputs: BatchInputs, kv_cache: KVCache, attention: AttentionBackend
+    ) -> Tensor:
+        """[padded, hidden_size] before the final norm."""
+        plan = attention.plan(inputs, kv_cache)
+        rotate = self._rotary.lookup(inputs.positions)
+        eps, head_dim = self.config.norm_eps, self.config.head_dim
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        x = F.embedding(inputs.token_ids, self._embedding)
+        for index, layer in enumerate(self.layers):
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, eps), inputs.lora)
+            heads = qkv.view(qkv.shape[0], -1, head_dim)
+            query_key, value = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query, key = query_key.split([num_heads, num_kv_heads], dim=1)
+                normed = (
+                    rms_norm(query, layer.query_norm, eps),
+                    rms_norm(key, layer.key_norm, eps),
+                )
+                query_key = torch.cat(normed, dim=1)
+            query, key = rotate(query_key).split([num_heads, num_kv_heads], dim=1)
+            num_tokens = inputs.num_tokens
+            kv_cache.write(index, key[:num_tokens], value[:num_tokens], inputs.slot_mapping)
+            attended = attention.attend(query, kv_cache, index, layer.window, plan)
+            x = x + layer.out(attended, inputs.lora)
+            gate_up = layer.gate_up(rms_norm(x, layer.post_attention_norm, eps), inputs.lora)
+            x = x + layer.down(silu_and_mul(gate_up), inputs.lora)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] before the final norm -> [rows, vocab_size]."""
+        num_rows = hidden.shape[0]
+        padded = hidden.new_zeros(padded_rows(num_rows), hidden.shape[1])
+        padded[:num_rows] = hidden
+        return self._lm_head(rms_norm(padded, self._final_norm, self.config.norm_eps))[:num_rows]
+
+
+def load_decoder(
+    config: DecoderConfig,
+    base: BaseModel,
+    *,
+    dtype: torch.dtype,
+    num_slots: int,
+    max_positions: int,
+) -> Decoder:
+    """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor."""
+    with WeightReader(base, dtype) as reader:
+        embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = tuple(_load_layer(config, reader, i, num_slots) for i in range(config.num_layers))
+        final_norm = reader.take("model.norm.weight", config.hidden_size)
+        if config.tie_word_embeddings:
+            reader.skip("lm_head.weight")
+            # Unpacked, so that the embedding is held once.
+            lm_head = Linear(embedding, pack=False)
+        else:
+            head = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            lm_head = Linear(head)
+        reader.check_all_taken()
+    return Decoder(config, embedding, layers, final_norm, lm_head, max_positions)
+
+
+def _load_layer(
+    config: DecoderConfig, reader: WeightReader, index: int, num_slots: int
+) -> DecoderLayer:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def projection(
+        spec: ProjectionSpec, in_features: int, sizes: tuple[int, ...], has_bias: bool
+    ) -> Projection:
+        paths = [module_path(index, member) for member in spec.members]
+        named = list(zip(paths, sizes, strict=True))
+        weight = torch.cat([reader.take(f"{path}.weight", n, in_features) for path, n in named])
+        bias = (
+            torch.cat([reader.take(f"{path}.bias", n) for path, n in named]) if has_bias else None
+        )
+        return Projection(Linear(weight, bias), LoraTable(in_features, sizes, num_slots))
+
+    def norm(name: str, size: int) -> Tensor:
+        return reader.take(f"{module_path(index, name)}.weight", size)
+
+    head_norms = config.qk_norm
+    return DecoderLayer(
+        input_norm=norm("input_layernorm", hidden),
+        post_attention_norm=norm("post_attention_layernorm", hidden),
+        query_norm=norm("self_attn.q_norm", config.head_dim) if head_norms else None,
+        key_norm=norm("self_attn.k_norm", config.head_dim) if head_norms else None,
+        qkv=projection(QKV, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
+        out=projection(OUT, query_size, (hidden,), config.o_bias),
+        gate_up=projection(GATE_UP, hidden, (inner, inner), config.mlp_bias),
+        down=projection(DOWN, inner, (hidden,), config.mlp_bias),
+        window=config.windows[index],
+    )

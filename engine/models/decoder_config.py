@@ -1,0 +1,211 @@
+"""What the decoder needs to know of a Hugging Face config; what it cannot honour is refused."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.errors import ConfigError
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Frequencies that depend on the position alone. `dynamic` and `longrope` change with the longest
+sequence of a batch, so that cached keys would no longer be those that transformers computes."""
+
+BiasRule = bool | Literal["attention_bias", "mlp_bias"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a model type differs from Llama. A string names the config field that decides."""
+
+    architecture: str
+    qkv_bias: BiasRule = False
+    o_bias: BiasRule = False
+    mlp_bias: BiasRule = False
+    qk_norm: bool = False
+    windowed: Literal["no", "all", "by_layer"] = "no"
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "mistral": Family(architecture="MistralForCausalLM", windowed="all"),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, windowed="by_layer"),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        windowed="by_layer",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder's shape, with every default resolved."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    """For each layer, how many positions a query sees, its own included; None: all."""
+    inv_freq: tuple[float, ...]
+    """[head_dim / 2] rotary frequencies."""
+    rope_scaling: float
+    """Factor of the rotary cosines and sines (yarn)."""
+    eos_token_ids: tuple[int, ...]
+    checkpoint_dtype: torch.dtype | None
+    """What config.json says that the weights are; None where it says nothing."""
+
+
+def read_decoder_config(model_dir: Path) -> DecoderConfig:
+    """Read `config.json` and `generation_config.json`.
+
+    Raises ConfigError that names the field, for a model that would not be computed exactly.
+    """
+    model_type = _read_json(model_dir / "config.json").get("model_type")
+    family = FAMILIES.get(str(model_type))
+    if family is None:
+        raise ConfigError(f"config.json: model_type {model_type!r} is not one of {list(FAMILIES)}")
+    try:
+        config = AutoConfig.from_pretrained(model_dir)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{model_dir / 'config.json'} cannot be read: {error}") from error
+    _refuse_unsupported(config, family)
+    inv_freq, rope_scaling = _rotary_frequencies(config)
+    return DecoderConfig(
+        model_type=str(model_type),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=_head_dim(config),
+        norm_eps=config.rms_norm_eps,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        qkv_bias=_has_bias(config, family.qkv_bias),
+        o_bias=_has_bias(config, family.o_bias),
+        mlp_bias=_has_bias(config, family.mlp_bias),
+        qk_norm=family.qk_norm,
+        windows=_windows(config, family),
+        inv_freq=inv_freq,
+        rope_scaling=rope_scaling,
+        eos_token_ids=_eos_token_ids(model_dir, config),
+        checkpoint_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
+    )
+
+
+def _refuse_unsupported(config: Any, family: Family) -> None:
+    architectures = list(config.architectures or [])
+    if architectures != [family.architecture]:
+        _refuse("architectures", architectures, f"only {family.architecture} is served")
+    if config.hidden_act != "silu":
+        _refuse("hidden_act", config.hidden_act, "only silu is served")
+    if getattr(config, "quantization_config", None) is not None:
+        _refuse("quantization_config", "set", "quantized base models are not served")
+    for field, expected in (("is_causal", True), ("use_bidirectional_attention", False)):
+        value = getattr(config, field, None)
+        if value is not None and bool(value) is not expected:
+            _refuse(field, value, "only causal attention is served")
+    if config.num_attention_heads % config.num_key_value_heads:
+        _refuse(
+            "num_key_value_heads",
+            config.num_key_value_heads,
+            f"num_attention_heads ({config.num_attention_heads}) must be a multiple of it",
+        )
+    if _head_dim(config) % 2:
+        _refuse("head_dim", _head_dim(config), "it must be even")
+    rope = config.rope_parameters or {}
+    rope_type = rope.get("rope_type")
+    if rope_type not in _ROPE_TYPES:
+        _refuse("rope_parameters.rope_type", rope_type, f"only {_ROPE_TYPES} are served")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        _refuse("partial_rotary_factor", rope["partial_rotary_factor"], "only 1.0 is served")
+
+
+def _refuse(field: str, value: object, reason: str) -> None:
+    raise ConfigError(f"config.json: {field} is {value!r}; {reason}")
+
+
+def _head_dim(config: Any) -> int:
+    head_dim = getattr(config, "head_dim", None)
+    return head_dim or config.hidden_size // config.num_attention_heads
+
+
+def _has_bias(config: Any, rule: BiasRule) -> bool:
+    return bool(getattr(config, rule)) if isinstance(rule, str) else rule
+
+
+def _windows(config: Any, family: Family) -> tuple[int | None, ...]:
+    num_layers: int = config.num_hidden_layers
+    if family.windowed == "no":
+        return (None,) * num_layers
+    window: int | None = config.sliding_window
+    if window is not None and window < 1:
+        _refuse("sliding_window", window, "it must be at least 1")
+    if family.windowed == "all":
+        return (window,) * num_layers
+    layer_types: list[str] = config.layer_types
+    if len(layer_types) != num_layers:
+        _refuse("layer_types", layer_types, f"it must name {num_layers} layers")
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
+            _refuse("layer_types", layer_type, "only full and sliding attention are served")
+        if layer_type == "sliding_attention" and window is None:
+            _refuse("sliding_window", window, "layer_types has sliding layers")
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
+    rope = config.rope_parameters
+    if rope["rope_type"] == "default":
+        # As `compute_default_rope_parameters` of each family's own rotary module.
+        dim = _head_dim(config)
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        return tuple((1.0 / (rope["rope_theta"] ** exponents)).tolist()), 1.0
+    inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return tuple(inv_freq.to(torch.float32).tolist()), float(scaling)
+
+
+def _eos_token_ids(model_dir: Path, config: Any) -> tuple[int, ...]:
+    generation = model_dir / "generation_config.json"
+    value = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    if value is None:
+        value = config.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return content

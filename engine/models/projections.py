@@ -1,0 +1,38 @@
+"""The decoder's projections: which of the checkpoint's linears are fused into one."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class ProjectionSpec(NamedTuple):
+    """One projection of every layer; its members share their input."""
+
+    name: str
+    members: tuple[str, ...]
+    """Module paths within a layer; each is a slice of the output, in this order."""
+
+
+QKV = ProjectionSpec("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
+OUT = ProjectionSpec("out", ("self_attn.o_proj",))
+GATE_UP = ProjectionSpec("gate_up", ("mlp.gate_proj", "mlp.up_proj"))
+DOWN = ProjectionSpec("down", ("mlp.down_proj",))
+PROJECTIONS = (QKV, OUT, GATE_UP, DOWN)
+
+
+class ProjectionKey(NamedTuple):
+    """One projection of one layer."""
+
+    layer: int
+    name: str
+
+
+def module_path(layer: int, member: str) -> str:
+    """Hugging Face's path of a member, such as `model.layers.3.self_attn.q_proj`."""
+    return f"model.layers.{layer}.{member}"
+
+
+def iter_projections(num_layers: int) -> Iterator[tuple[ProjectionKey, ProjectionSpec]]:
+    """Every projection of a decoder."""
+    for layer in range(num_layers):
+        for spec in PROJECTIONS:
+            yield ProjectionKey(layer, spec.name), spec

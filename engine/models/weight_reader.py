@@ -1,0 +1,72 @@
+"""Reads a checkpoint's tensors by name, and notices what nobody asked for."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from adapter_store.base_model import BaseModel
+from engine.errors import ConfigError
+
+_FLOAT_DTYPES = ("F32", "F16", "BF16")
+_UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
+"""Buffers that old checkpoints carry and transformers recomputes."""
+
+
+class WeightReader:
+    """Tensors of one base model; a context manager, since shards stay mapped while it is open."""
+
+    def __init__(self, base: BaseModel, dtype: torch.dtype) -> None:
+        self._tensors = base.tensors
+        self._dtype = dtype
+        self._taken: set[str] = set()
+        self._files: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "WeightReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.clear()
+        self._stack.close()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor in the model's dtype; raises ConfigError if it is missing or misshapen."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise ConfigError(f"the checkpoint lacks the tensor {name!r}")
+        if stored.info.dtype not in _FLOAT_DTYPES:
+            raise ConfigError(f"{name!r} is {stored.info.dtype}; only {_FLOAT_DTYPES} are served")
+        if stored.info.shape != shape:
+            raise ConfigError(f"{name!r} is {stored.info.shape}, not {shape} as config.json says")
+        self._taken.add(name)
+        if stored.file not in self._files:
+            self._files[stored.file] = self._stack.enter_context(safe_open(stored.file, "pt"))
+        tensor: Tensor = self._files[stored.file].get_tensor(name)
+        return tensor.to(self._dtype)
+
+    def skip(self, name: str) -> None:
+        """This tensor is known and not needed."""
+        self._taken.add(name)
+
+    def check_all_taken(self) -> None:
+        """Raise ConfigError if the checkpoint has a tensor that the decoder would ignore."""
+        unused = [
+            name
+            for name in self._tensors
+            if name not in self._taken and not name.endswith(_UNUSED_SUFFIXES)
+        ]
+        if unused:
+            raise ConfigError(
+                f"the checkpoint has {len(unused)} tensors that config.json does not account for, "
+                f"the first is {unused[0]!r}"
+            )

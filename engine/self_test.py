@@ -1,0 +1,116 @@
+"""A start-up check, on the loaded model, that tokens do not depend on what shares their batch.
+
+Libraries choose GEMM kernels by the machine, so batch invariance cannot be proved once for all.
+A short sequence is run whole and alone, then cut in pieces beside a neighbour; keys, values and
+logits must be equal bit for bit.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionBackend
+from engine.batch_inputs import build_batch_inputs
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
+from engine.sampling_params import SamplingParams
+from engine.scheduled_batch import SamplingRow, ScheduledRow
+
+_LENGTH = 70
+"""Past the first KV tile."""
+_CUTS = (0, 17, 18, 66, _LENGTH)
+"""Where the second run is cut: a chunk, a single token, a chunk, a chunk over the tile's edge."""
+_NEIGHBOUR = 5
+_SAMPLING = SamplingParams(max_tokens=1, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceReport:
+    """What the check found."""
+
+    max_logit_difference: float
+    max_kv_difference: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything was bit-equal."""
+        return self.max_logit_difference == 0 and self.max_kv_difference == 0
+
+
+@torch.inference_mode()
+def check_batch_invariance(decoder: Decoder, attention: AttentionBackend) -> InvarianceReport:
+    """Run the check with a small KV cache of its own."""
+    length = min(_LENGTH, decoder.config.max_position_embeddings)
+    token_ids = [7919 * (i + 1) % decoder.config.vocab_size for i in range(length)]
+    alone = _Run(decoder, attention)
+    alone.step([(0, token_ids, 0)])
+    crowd = _Run(decoder, attention)
+    cuts = [cut for cut in _CUTS if cut < length] + [length]
+    for step, (begin, end) in enumerate(pairwise(cuts)):
+        neighbour = [(step * _NEIGHBOUR + i) % decoder.config.vocab_size for i in range(_NEIGHBOUR)]
+        crowd.step(
+            [(1, neighbour, step * _NEIGHBOUR), (0, token_ids[begin:end], begin)],
+        )
+    return InvarianceReport(
+        max_logit_difference=_difference(alone.logits[0], crowd.logits[0]),
+        max_kv_difference=_difference(alone.kv(0, length), crowd.kv(0, length)),
+    )
+
+
+class _Run:
+    """Two sequences, each with its own half of a small KV cache."""
+
+    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._attention = attention
+        self._blocks_each = -(-_LENGTH // 16)
+        self._cache = KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_blocks=2 * self._blocks_each,
+            block_size=16,
+            dtype=decoder.dtype,
+        )
+        self.logits: dict[int, Tensor] = {}
+
+    def step(self, rows: list[tuple[int, list[int], int]]) -> None:
+        """Run (sequence, token ids, start) rows."""
+        scheduled = [
+            ScheduledRow(
+                sequence_id=sequence,
+                token_ids=token_ids,
+                start=start,
+                block_table=self._table(sequence),
+                slot=None,
+                sampling=SamplingRow(_SAMPLING, (0,), token_ids, len(token_ids)),
+            )
+            for sequence, token_ids, start in rows
+        ]
+        inputs = build_batch_inputs(scheduled, self._cache.block_size)
+        logits = self._decoder.forward(inputs, self._cache, self._attention)
+        for index, row in enumerate(inputs.logit_rows):
+            self.logits[scheduled[row].sequence_id] = logits[index]
+
+    def kv(self, sequence: int, length: int) -> Tensor:
+        """All keys and values of a sequence."""
+        table = torch.tensor(self._table(sequence))
+        parts: list[Tensor] = []
+        for layer in range(self._decoder.config.num_layers):
+            for cache in self._cache.layer(layer):
+                parts.append(cache.index_select(1, table).flatten(1, 2)[:, :length])
+        return torch.stack(parts)
+
+    def _table(self, sequence: int) -> list[int]:
+        return list(range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each))
+
+
+def _difference(left: Tensor, right: Tensor) -> float:
+    if torch.equal(left, right):
+        return 0.0
+    difference = (left.float() - right.float()).abs().max().item()
+    # Where both are NaN, or 0 and -0 beside them, no number says how far they are apart.
+    return difference if difference > 0 else float("nan")
