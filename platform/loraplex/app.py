@@ -1,9 +1,9 @@
 """The Litestar app: routes, and who answers what. Holds no state of its own."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from litestar import Litestar, Router
 from litestar.datastructures import State
@@ -44,7 +44,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     """Return the service's ASGI app; its lifespan opens the backends and closes them."""
 
     @asynccontextmanager
-    async def run_services(app: Litestar) -> AsyncIterator[None]:
+    async def run_services(app: Litestar) -> AsyncGenerator[None]:
         async with open_backends() as backends, UsageRecorder(backends.registry) as usage:
             app.state.services = Services(
                 settings=settings,
@@ -64,7 +64,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             HealthController,
             TenantController,
             Router("/", route_handlers=_V1),
-            Router("/t/{tenant:str}", route_handlers=_V1),
+            Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],
         dependencies={
             "services": Provide(provide_services, sync_to_thread=False),
@@ -80,10 +80,17 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     )
 
 
+def _version() -> str:
+    try:
+        return version("loraplex")
+    except PackageNotFoundError:  # run from a checkout
+        return "0.0.0"
+
+
 def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Loraplex",
-        version=version("loraplex"),
+        version=_version(),
         openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC),
         render_plugins=[ScalarRenderPlugin(), JsonRenderPlugin()],
         components=Components(

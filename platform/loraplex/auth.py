@@ -9,6 +9,7 @@ import hmac
 from dataclasses import dataclass
 
 from litestar.connection import ASGIConnection
+from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
 from litestar.middleware import AbstractAuthenticationMiddleware, AuthenticationResult
 
@@ -68,7 +69,7 @@ class AuthMiddleware(AbstractAuthenticationMiddleware):
     """Puts the `Caller` on the connection, or answers 401."""
 
     async def authenticate_request(
-        self, connection: ASGIConnection[BaseRouteHandler, Caller, None, object]
+        self, connection: ASGIConnection[BaseRouteHandler, Caller, None, State]
     ) -> AuthenticationResult:
         """Verify the `Authorization` header."""
         authenticator: Authenticator = connection.app.state.services.authenticator
@@ -76,7 +77,7 @@ class AuthMiddleware(AbstractAuthenticationMiddleware):
         return AuthenticationResult(user=caller, auth=None)
 
 
-Connection = ASGIConnection[BaseRouteHandler, Caller, None, object]
+Connection = ASGIConnection[BaseRouteHandler, Caller, None, State]
 
 
 def requires_admin(connection: Connection, _: BaseRouteHandler) -> None:

@@ -21,18 +21,27 @@ class HealthController(Controller):
         """Answer while the process can answer at all."""
         return {"status": "ok"}
 
-    @get(["/", "/ready"], operation_id="getReadiness")
+    @get("/", operation_id="getHealth")
+    async def health(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
+        """Answer 200 while the engine and the registry answer, else 503."""
+        return await _readiness(services)
+
+    @get("/ready", operation_id="getReadiness")
     async def ready(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
         """Answer 200 while the engine and the registry answer, else 503."""
-        parts = {
-            "engine": "ok" if services.backends.engine.is_ready else "unavailable",
-            "registry": await _registry_status(services),
-        }
-        is_ready = set(parts.values()) == {"ok"}
-        return Response(
-            {"status": "ok" if is_ready else "unavailable", **parts},
-            status_code=200 if is_ready else 503,
-        )
+        return await _readiness(services)
+
+
+async def _readiness(services: Services) -> Response[dict[str, str]]:
+    parts = {
+        "engine": "ok" if services.backends.engine.is_ready else "unavailable",
+        "registry": await _registry_status(services),
+    }
+    is_ready = set(parts.values()) == {"ok"}
+    return Response(
+        {"status": "ok" if is_ready else "unavailable", **parts},
+        status_code=200 if is_ready else 503,
+    )
 
 
 _NO_DIGEST = "0" * 64

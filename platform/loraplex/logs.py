@@ -31,6 +31,7 @@ def structlog_plugin() -> StructlogPlugin:
                     ),
                     structlog.processors.JSONRenderer(),
                 ],
+                logger_factory=structlog.PrintLoggerFactory(),
                 wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
                 log_exceptions="never",
                 standard_lib_logging_config=LoggingConfig(log_exceptions="never"),

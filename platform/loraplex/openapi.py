@@ -43,7 +43,7 @@ def operation(name: str) -> OperationId:
     """Return an operation id for a handler that is mounted with and without `/t/{tenant}`."""
 
     def operation_id(_: HTTPRouteHandler, __: Method, path: Sequence[Any]) -> str:
-        of_tenant = any(getattr(part, "name", None) == "tenant" for part in path)
+        of_tenant = any(getattr(part, "name", None) == "tenant_name" for part in path)
         return f"{name}ForTenant" if of_tenant else name
 
     return operation_id

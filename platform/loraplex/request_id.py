@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from typing import Any, cast
+from typing import cast
 
 from litestar.types import Message, Scope
 
@@ -13,7 +13,7 @@ _KEY = "request_id"
 
 def request_id(scope: Scope) -> str:
     """Return what `x-request-id` says in the reply: the client's own label, or our id."""
-    state = cast(dict[str, Any], scope["state"])
+    state = scope["state"]
     if _KEY not in state:
         label = next((value for name, value in scope["headers"] if name == HEADER), b"")
         state[_KEY] = (

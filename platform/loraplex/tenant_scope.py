@@ -20,7 +20,7 @@ async def provide_tenant(
     An admin acts for a tenant only under `/t/{tenant}/`.
     """
     caller = request.user
-    name = request.path_params.get("tenant")
+    name = request.path_params.get("tenant_name")
     if name is None:
         if caller.tenant is None:
             raise Forbidden("tenant_required", "with this key, call /t/{tenant}/v1/… instead")

@@ -43,7 +43,7 @@ async def multipart_events(
                     if event is None:
                         yield PartEnd()
                     elif isinstance(event, _multipart.MultipartSegment):
-                        yield PartStart(cast(Any, event).name)
+                        yield PartStart(event.name)
                     elif event:
                         yield bytes(event)
     except (_multipart.MultipartError, UnicodeError, ValueError) as error:

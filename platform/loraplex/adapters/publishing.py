@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from loraplex.services import Services
 
 
 @asynccontextmanager
-async def upload_folder(root: Path) -> AsyncIterator[Path]:
+async def upload_folder(root: Path) -> AsyncGenerator[Path]:
     """Make a folder of one upload; it goes with the upload, also when that is cancelled."""
     folder = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, dir=root)))
     try:

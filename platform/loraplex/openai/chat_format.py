@@ -53,11 +53,16 @@ class ChatFormat:
         if piece.text or piece.logprobs:
             events = (
                 b'%b[{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}]}\n\n'
-                % (self._head, piece.index, msgspec.json.encode(piece.text), self._logprobs(piece))
+                % (
+                    self._head,
+                    piece.choice_index,
+                    msgspec.json.encode(piece.text),
+                    self._logprobs(piece),
+                )
             )
         if piece.finish_reason is not None:
             events += b'%b[{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b"}]%b' % (
-                self._head, piece.index, piece.finish_reason.encode(), chunk_tail(timing),
+                self._head, piece.choice_index, piece.finish_reason.encode(), chunk_tail(timing),
             )  # fmt: skip
         return events
 

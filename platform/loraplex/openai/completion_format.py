@@ -49,7 +49,7 @@ class CompletionFormat:
         reason = b"null" if piece.finish_reason is None else b'"%b"' % piece.finish_reason.encode()
         return b'%b[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b' % (
             self._head,
-            piece.index,
+            piece.choice_index,
             msgspec.json.encode(piece.text),
             msgspec.json.encode(self._logprobs(piece)),
             reason,
@@ -88,7 +88,7 @@ class CompletionFormat:
     def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
         if not self._has_logprobs:
             return None
-        offset = self._offsets.get(piece.index, 0)
+        offset = self._offsets.get(piece.choice_index, 0)
         found = completion_logprobs(self._tokenizer, piece.logprobs, offset)
-        self._offsets[piece.index] = offset + sum(map(len, found.tokens))
+        self._offsets[piece.choice_index] = offset + sum(map(len, found.tokens))
         return found

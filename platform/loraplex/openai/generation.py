@@ -22,7 +22,7 @@ _Arrival = tuple[int, RequestOutput | EngineError | None]
 class Piece(NamedTuple):
     """What one choice gained: text, or its end, or both."""
 
-    index: int
+    choice_index: int
     text: str
     logprobs: list[TokenLogprob]
     """Of the tokens whose text is in `text`; empty where none were asked for."""

@@ -114,7 +114,7 @@ async def send_whole(call: Call, reply: ReplyFormat, receive: Receive) -> ASGIRe
     try:
         while arrived := await call.generation.next():
             for piece in arrived:
-                pieces[piece.index].append(piece)
+                pieces[piece.choice_index].append(piece)
     except Exception:
         call.fail()
         raise
