@@ -63,6 +63,11 @@ class Registry:
             monotonic=monotonic
         )
 
+    @property
+    def database(self) -> Database:
+        """For instrumentation, and for a health check."""
+        return self._database
+
     # Tenants
 
     async def create_tenant(

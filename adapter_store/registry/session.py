@@ -107,6 +107,11 @@ class Database:
         single_writer = self._engine.dialect.name == "sqlite"
         self._write_lock = asyncio.Lock() if single_writer else None
 
+    @property
+    def engine(self) -> AsyncEngine:
+        """For instrumentation."""
+        return self._engine
+
     async def read(self, work: Work[T]) -> T:
         """Run `work` on a consistent snapshot; what it writes is dropped.
 

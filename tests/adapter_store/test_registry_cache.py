@@ -1,0 +1,147 @@
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from adapter_store.errors import ModelNotFound
+from adapter_store.model_ref import ModelRef
+from adapter_store.registry.cache import ReadThroughCache
+from adapter_store.registry.registry import Registry
+from tests.support.registry import FINGERPRINT, FakeClock, digest_of, open_registry, upload
+
+pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def counted_statements(registry: Registry) -> Iterator[list[str]]:
+    statements: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    engine = registry.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+async def test_hot_requests_cost_no_sql(tmp_path: Path):
+    clock = FakeClock()
+    async with open_registry(tmp_path, clock) as registry:
+        plain = (await registry.create_key("acme")).plain
+        await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
+        with counted_statements(registry) as statements:
+            await registry.authenticate(plain)
+            await registry.resolve("acme", ModelRef("a"))
+            cold = len(statements)
+            assert cold > 0
+            clock.advance(0.9)
+            for _ in range(100):
+                await registry.authenticate(plain)
+                await registry.resolve("acme", ModelRef("a"))
+            assert len(statements) == cold
+            clock.advance(0.2)
+            await registry.authenticate(plain)
+            assert len(statements) > cold
+
+
+async def test_changes_by_this_process_are_seen_at_once(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        for content in ("one", "two"):
+            await registry.register_version("acme", "a", upload(content), FINGERPRINT)
+            resolved = await registry.resolve("acme", ModelRef("a"))
+            assert resolved.digest == digest_of(content)
+        await registry.set_alias("acme", "a", "default", 1)
+        assert (await registry.resolve("acme", ModelRef("a"))).version == 1
+        await registry.delete_adapter("acme", "a")
+        with pytest.raises(ModelNotFound):
+            await registry.resolve("acme", ModelRef("a"))
+        await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
+        assert (await registry.resolve("acme", ModelRef("a"))).version == 3
+
+
+async def test_changes_by_another_process_are_seen_within_a_second(tmp_path: Path):
+    clock = FakeClock()
+    async with open_registry(tmp_path, clock) as here, open_registry(tmp_path, clock) as there:
+        key = await here.create_key("acme")
+        await here.register_version("acme", "a", upload("one"), FINGERPRINT)
+        assert await here.authenticate(key.plain) is not None
+        assert (await here.resolve("acme", ModelRef("a"))).version == 1
+        await there.revoke_key(key.key_id)
+        await there.register_version("acme", "a", upload("two"), FINGERPRINT)
+        clock.advance(1.0)
+        assert await here.authenticate(key.plain) is None
+        assert (await here.resolve("acme", ModelRef("a"))).version == 2
+
+
+async def test_a_read_that_began_before_a_change_is_not_kept():
+    cache = ReadThroughCache[str, int](monotonic=lambda: 0.0)
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_read() -> int:
+        started.set()
+        await go_on.wait()
+        return 1  # from before the change
+
+    async def read() -> int:
+        return 2
+
+    task = asyncio.create_task(cache.get("k", slow_read))
+    await started.wait()
+    cache.clear()
+    go_on.set()
+    assert await task == 1
+    assert await cache.get("k", read) == 2
+
+
+async def test_what_is_not_there_is_not_remembered():
+    cache = ReadThroughCache[str, int](monotonic=lambda: 0.0)
+    answers = iter([None, 7])
+
+    async def read() -> int | None:
+        return next(answers)
+
+    assert await cache.get("k", read) is None
+    assert await cache.get("k", read) == 7
+    assert await cache.get("k", read) == 7
+
+
+async def test_the_cache_is_bounded_and_its_oldest_entry_goes_first():
+    cache = ReadThroughCache[int, int](max_entries=3, monotonic=lambda: 0.0)
+    reads: list[int] = []
+
+    async def get(key: int) -> None:
+        async def read() -> int:
+            reads.append(key)
+            return key
+
+        assert await cache.get(key, read) == key
+
+    for key in (1, 2, 3, 1, 4):
+        await get(key)
+    assert reads == [1, 2, 3, 4]
+    await get(2)
+    await get(3)
+    assert reads == [1, 2, 3, 4]
+    await get(1)
+    assert reads == [1, 2, 3, 4, 1]
+
+
+async def test_an_age_counts_from_before_the_read():
+    now = [0.0]
+    cache = ReadThroughCache[str, int](ttl_seconds=1.0, monotonic=lambda: now[0])
+
+    async def read() -> int:
+        now[0] += 0.8  # a slow database
+        return 1
+
+    await cache.get("k", read)
+    now[0] = 1.1
+    count = now[0]
+    await cache.get("k", read)
+    assert now[0] == count + 0.8

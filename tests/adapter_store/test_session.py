@@ -1,0 +1,188 @@
+import asyncio
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError, StatementError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.errors import RegistryUnavailable
+from adapter_store.registry.models import AdapterVersion, Tenant
+from adapter_store.registry.session import Database, async_url
+from tests.support.registry import FINGERPRINT, create_schema, database_url, open_registry, upload
+
+pytestmark = pytest.mark.anyio
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("sqlite:///relative.db", "sqlite+aiosqlite"),
+        ("sqlite:////absolute.db", "sqlite+aiosqlite"),
+        ("sqlite+aiosqlite:///x.db", "sqlite+aiosqlite"),
+        ("postgres://u:p@h/d", "postgresql+asyncpg"),
+        ("postgresql://u:p@h:5432/d", "postgresql+asyncpg"),
+        ("postgresql+psycopg2://u:p@h/d", "postgresql+asyncpg"),
+    ],
+)
+def test_urls_get_the_async_driver(url: str, driver: str):
+    parsed = async_url(url)
+    assert parsed.drivername == driver
+    assert parsed.database == url.split("/", 3)[3]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "registry.db", "mysql://h/d", "sqlite://", "sqlite:///:memory:"]
+)
+def test_unusable_urls_are_refused_and_not_repeated(url: str):
+    with pytest.raises(ValueError) as caught:
+        async_url(url)
+    assert "secret" not in str(caught.value)
+
+
+async def test_sqlite_is_set_up_for_many_readers_and_one_writer(tmp_path: Path):
+    await create_schema(database_url(tmp_path))
+    database = Database(database_url(tmp_path))
+
+    async def pragmas(session: AsyncSession) -> list[object]:
+        names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        return [await session.scalar(text(f"PRAGMA {name}")) for name in names]
+
+    assert await database.read(pragmas) == ["wal", 1, 1, 5000]
+    assert await database.write(pragmas) == ["wal", 1, 1, 5000]
+    await database.close()
+
+
+async def test_readers_go_on_while_a_writer_is_at_work(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        writing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(session: AsyncSession) -> None:
+            session.add(Tenant(name="slow", weight=1.0, created_at=NOW))
+            await session.flush()
+            writing.set()
+            await go_on.wait()
+
+        task = asyncio.create_task(registry.database.write(slow))
+        await writing.wait()
+        assert [t.name for t in await registry.list_tenants()] == ["acme", "zen"]
+        go_on.set()
+        await task
+        assert len(await registry.list_tenants()) == 3
+
+
+async def test_a_cancelled_writer_stores_nothing_and_frees_its_place(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        writing = asyncio.Event()
+
+        async def endless(session: AsyncSession) -> None:
+            session.add(Tenant(name="ghost", weight=1.0, created_at=NOW))
+            await session.flush()
+            writing.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(registry.database.write(endless))
+        await writing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await registry.create_tenant("after")
+        assert [t.name for t in await registry.list_tenants()] == ["acme", "after", "zen"]
+
+
+async def test_what_a_reader_writes_is_dropped(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+
+        async def work(session: AsyncSession) -> None:
+            session.add(Tenant(name="ghost", weight=1.0, created_at=NOW))
+            await session.flush()
+
+        await registry.database.read(work)
+        assert len(await registry.list_tenants()) == 2
+
+
+async def test_work_that_met_another_process_runs_again(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        names = iter(["acme", "acme", "new"])
+
+        async def work(session: AsyncSession) -> str:
+            tenant = Tenant(name=next(names), weight=1.0, created_at=NOW)
+            session.add(tenant)
+            await session.flush()
+            return tenant.name
+
+        assert await registry.database.write(work) == "new"
+
+
+async def test_work_that_always_fails_is_not_repeated_for_ever(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+
+        async def work(session: AsyncSession) -> None:
+            session.add(Tenant(name="acme", weight=1.0, created_at=NOW))
+            await session.flush()
+
+        with pytest.raises(IntegrityError):
+            await registry.database.write(work)
+
+
+async def test_the_database_itself_keeps_a_version_that_an_alias_points_to(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
+
+        async def work(session: AsyncSession) -> None:
+            await session.delete((await session.scalars(select(AdapterVersion))).one())
+            await session.flush()
+
+        with pytest.raises(IntegrityError):
+            await registry.database.write(work)
+
+
+async def test_a_time_without_a_zone_is_a_mistake(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+
+        async def work(session: AsyncSession) -> None:
+            session.add(Tenant(name="x", weight=1.0, created_at=datetime(2030, 1, 1)))
+            await session.flush()
+
+        with pytest.raises(StatementError, match="without a zone"):
+            await registry.database.write(work)
+
+
+async def test_a_database_that_does_not_answer_is_a_clear_error(tmp_path: Path):
+    database = Database(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder.db'}")
+
+    async def work(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+
+    for call in (database.read, database.write):
+        with pytest.raises(RegistryUnavailable) as caught:
+            await call(work)
+        assert str(tmp_path) not in caught.value.message
+    await database.close()
+
+
+async def test_error_texts_hold_no_values(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+
+        async def work(session: AsyncSession) -> None:
+            await session.execute(text("INSERT INTO tenant (name) VALUES (:n)"), {"n": "s3cret"})
+
+        with pytest.raises(IntegrityError) as caught:
+            await registry.database.write(work)
+        assert "s3cret" not in str(caught.value)
+
+
+async def test_a_writer_waits_for_another_processs_lock(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        other = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        task = asyncio.create_task(registry.create_tenant("blue"))
+        assert len(await registry.list_tenants()) == 2  # readers do not wait
+        assert not task.done()
+        other.execute("ROLLBACK")
+        other.close()
+        assert (await task).name == "blue"

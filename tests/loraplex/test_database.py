@@ -1,0 +1,172 @@
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+
+from adapter_store.registry.models import Base
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database, create_engine
+from loraplex.database import DatabaseNotMigrated, check, migrations_dir, upgrade
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+def url_of(folder: Path) -> str:
+    return f"sqlite:///{folder / 'registry.db'}"
+
+
+async def on_connection(url: str, work):
+    engine = create_engine(url)
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(work)
+    finally:
+        await engine.dispose()
+
+
+def tables(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names())
+
+
+async def test_migrations_make_exactly_the_tables_of_the_models(tmp_path: Path):
+    url = url_of(tmp_path)
+    await upgrade(url)
+
+    def differences(connection: Connection):
+        return compare_metadata(MigrationContext.configure(connection), Base.metadata)
+
+    assert await on_connection(url, differences) == []
+    assert await on_connection(url, tables) == {*Base.metadata.tables, "alembic_version"}
+
+
+async def test_constraints_are_named_as_the_models_name_them(tmp_path: Path):
+    """Autogenerate compares neither names of keys nor of constraints."""
+    (tmp_path / "migrated").mkdir()
+    (tmp_path / "models").mkdir()
+    await upgrade(url_of(tmp_path / "migrated"))
+    await on_connection(url_of(tmp_path / "models"), Base.metadata.create_all)
+
+    def names(connection: Connection) -> set[tuple[str, str | None]]:
+        found = inspect(connection)
+        return {
+            (table, constraint["name"])
+            for table in Base.metadata.tables
+            for constraint in (
+                *found.get_unique_constraints(table),
+                *found.get_foreign_keys(table),
+                *found.get_indexes(table),
+                found.get_pk_constraint(table),
+            )
+        }
+
+    migrated = await on_connection(url_of(tmp_path / "migrated"), names)
+    assert migrated == await on_connection(url_of(tmp_path / "models"), names)
+    assert all(name is not None for _, name in migrated)
+
+
+async def test_a_database_without_a_schema_is_detected_and_not_made(tmp_path: Path):
+    url = url_of(tmp_path)
+    with pytest.raises(DatabaseNotMigrated, match="has no schema") as caught:
+        await check(url)
+    assert caught.value.current is None
+    assert os.listdir(tmp_path) == []
+
+    await on_connection(url, lambda c: c.execute(text("CREATE TABLE other (x INTEGER)")))
+    with pytest.raises(DatabaseNotMigrated):
+        await check(url)
+    revision = await upgrade(url)
+    assert await check(url) == revision == caught.value.newest
+    assert await upgrade(url) == revision  # again: nothing to do
+
+
+async def test_a_database_of_a_newer_release_is_left_alone(tmp_path: Path):
+    url = url_of(tmp_path)
+    await upgrade(url)
+    await on_connection(
+        url, lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    )
+    for call in (check, upgrade):
+        with pytest.raises(DatabaseNotMigrated, match="9999"):
+            await call(url)
+
+
+async def test_migrations_go_down_and_up_again(tmp_path: Path):
+    url = url_of(tmp_path)
+    await upgrade(url)
+
+    def down(connection: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(migrations_dir()))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+
+    await on_connection(url, down)
+    assert await on_connection(url, tables) == {"alembic_version"}
+    await upgrade(url)
+    assert await on_connection(url, tables) == {*Base.metadata.tables, "alembic_version"}
+
+
+async def test_a_failed_upgrade_leaves_the_old_schema(tmp_path: Path):
+    url = url_of(tmp_path)
+    await on_connection(url, lambda c: c.execute(text("CREATE TABLE usage (x INTEGER)")))
+    with pytest.raises(Exception, match="already exists"):
+        await upgrade(url)
+    assert await on_connection(url, tables) == {"usage"}
+
+
+async def test_parallel_upgrades_do_it_once(tmp_path: Path):
+    url = url_of(tmp_path)
+    await on_connection(url, lambda c: c.execute(text("SELECT 1")))  # the file, in WAL mode
+    code = "import asyncio, sys\nfrom loraplex.database import upgrade\n"
+    code += "asyncio.run(upgrade(sys.argv[1]))"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'platform'}"}
+
+    def start_three_and_wait() -> list[int]:
+        started = [subprocess.Popen([sys.executable, "-c", code, url], env=env) for _ in range(3)]
+        return [process.wait(60) for process in started]
+
+    assert await asyncio.to_thread(start_three_and_wait) == [0, 0, 0]
+    await check(url)
+
+
+async def test_the_registry_works_on_a_migrated_database(tmp_path: Path):
+    url = url_of(tmp_path)
+    await upgrade(url)
+    registry = Registry(Database(url))
+    await registry.create_tenant("acme")
+    created = await registry.create_key("acme")
+    assert await registry.authenticate(created.plain) is not None
+    await registry.close()
+
+
+@pytest.mark.parametrize("migrations", ["loraplex/migrations", "../migrations"])
+def test_migrations_are_found_in_a_wheel_and_in_a_checkout(tmp_path: Path, migrations: str):
+    """The two layouts: one folder of packages, and `platform/loraplex` beside `migrations`."""
+    packages = tmp_path / "platform"
+    for package in ("adapter_store", "loraplex"):
+        source = ROOT / package if package == "adapter_store" else ROOT / "platform" / package
+        shutil.copytree(source, packages / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "migrations", packages / migrations)
+    code = "import asyncio, sys\nfrom loraplex.database import check, upgrade, migrations_dir\n"
+    code += "print(migrations_dir()); url = sys.argv[1]\n"
+    code += "assert asyncio.run(upgrade(url)) == asyncio.run(check(url))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, url_of(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.strip()) == (packages / migrations).resolve()

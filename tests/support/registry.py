@@ -1,0 +1,87 @@
+"""A registry on a real SQLite file, and uploads for it without files."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from adapter_store.conformance import BaseMatch, ConformanceReport
+from adapter_store.peft_format import InspectedAdapter
+from adapter_store.registry.models import Base
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
+
+FINGERPRINT = "f" * 64
+
+
+class FakeClock:
+    """Wall clock and monotonic clock in one; moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+        self.monotonic = 1000.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        self.monotonic += seconds
+
+
+def database_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'registry.db'}"
+
+
+async def create_schema(url: str) -> None:
+    database = Database(url)
+    async with database.engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    await database.close()
+
+
+@asynccontextmanager
+async def open_registry(
+    folder: Path, clock: FakeClock | None = None, reserved_names: tuple[str, ...] = ()
+) -> AsyncIterator[Registry]:
+    """A registry on `folder/registry.db`, with the schema, and the tenants `acme` and `zen`."""
+    url = database_url(folder)
+    is_new = not (folder / "registry.db").exists()
+    if is_new:
+        await create_schema(url)
+    ticking = clock or FakeClock()
+    registry = Registry(
+        Database(url),
+        reserved_names=reserved_names,
+        clock=lambda: ticking.now,
+        monotonic=lambda: ticking.monotonic,
+    )
+    try:
+        if is_new:
+            await registry.create_tenant("acme")
+            await registry.create_tenant("zen")
+        yield registry
+    finally:
+        await registry.close()
+
+
+def digest_of(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def upload(content: str, rank: int = 8) -> InspectedAdapter:
+    """An inspected adapter whose digest stands for `content`."""
+    digest = digest_of(content)
+    report = ConformanceReport(
+        digest=digest,
+        bytes=len(content),
+        rank=rank,
+        num_modules=0,
+        modules=[],
+        scalings=[2.0],
+        dtypes=["F32"],
+        nesting="base_model.model.model.",
+        no_op=False,
+        base_match=BaseMatch("base", FINGERPRINT, None, None),
+    )
+    return InspectedAdapter(
+        digest=digest, config={"peft_type": "LORA", "r": rank}, bindings=(), report=report
+    )
