@@ -38,7 +38,7 @@ def is_intent_json(text: str) -> bool:
     """One JSON object and nothing else: `intent` and `urgency` of the lists, `product` or null."""
     try:
         value: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return (
         isinstance(value, dict)
