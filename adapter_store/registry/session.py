@@ -104,8 +104,12 @@ class Database:
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url)
         self._writing_engine = self._engine.execution_options(immediate=True)
-        single_writer = self._engine.dialect.name == "sqlite"
-        self._write_lock = asyncio.Lock() if single_writer else None
+        self._reading_engine = self._engine
+        self._write_lock: asyncio.Lock | None = None
+        if self._engine.dialect.name == "sqlite":
+            self._write_lock = asyncio.Lock()
+        else:  # one snapshot for all statements of a read, as SQLite has anyway
+            self._reading_engine = self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def engine(self) -> AsyncEngine:
@@ -117,7 +121,7 @@ class Database:
 
         Raises `RegistryUnavailable` when the database does not answer.
         """
-        async with _translated_errors(), self._session(self._engine) as session:
+        async with _translated_errors(), self._session(self._reading_engine) as session:
             return await work(session)
 
     async def write(self, work: Work[T]) -> T:

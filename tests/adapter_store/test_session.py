@@ -94,6 +94,18 @@ async def test_a_cancelled_writer_stores_nothing_and_frees_its_place(tmp_path: P
         assert [t.name for t in await registry.list_tenants()] == ["acme", "after", "zen"]
 
 
+async def test_a_reader_sees_one_snapshot(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+
+        async def work(session: AsyncSession) -> tuple[int, int]:
+            before = len((await session.scalars(select(Tenant.name))).all())
+            await registry.create_tenant("between")
+            return before, len((await session.scalars(select(Tenant.name))).all())
+
+        assert await registry.database.read(work) == (2, 2)
+        assert len(await registry.list_tenants()) == 3
+
+
 async def test_what_a_reader_writes_is_dropped(tmp_path: Path):
     async with open_registry(tmp_path) as registry:
 
