@@ -1,4 +1,4 @@
-"""The engine's logs: one line an event on standard error, no prompt, no reply, no local variable."""
+"""The engine's logs: one line an event on standard error; no prompts, no local variables."""
 
 import logging
 import sys

@@ -4,6 +4,7 @@ Exit codes: 0 stopped by SIGTERM, 1 the engine failed, 2 a setting that can neve
 standard error says which), 3 its parent is gone, 4 a step hung.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,11 +32,11 @@ def main(argv: Sequence[str]) -> int:
     """Run an engine until it is stopped; returns the exit code."""
     stop = _StopSignal()
     try:
-        args = parse_engine_args(Path(argv[0]).read_bytes() if argv else sys.stdin.buffer.read())
+        args = parse_engine_args(_read_document(argv))
         configure_logs(args.log_format, process="engine", generation=args.generation)
         die_with_parent(args.parent_pid)
         return serve(build_parts(args), args, stop)
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         sys.stderr.write(f"engine: {error}\n")
         return 2
 
@@ -60,6 +61,7 @@ def serve(parts: EngineParts, args: EngineArgs, stop: "_StopSignal | None" = Non
 
 def build_parts(args: EngineArgs) -> EngineParts:
     """Load the model and size everything around it; raises `ConfigError`."""
+    _check_folder(Path(args.cache_dir))
     # Imports torch: settings that cannot work are refused before that takes its seconds.
     from engine.build_runner import build_runner
 
@@ -139,6 +141,24 @@ def effective_max_model_len(
             f"{num_kv_blocks} KV blocks; lower it or raise num_kv_blocks"
         )
     return args.max_model_len
+
+
+def _read_document(argv: Sequence[str]) -> bytes:
+    if not argv:
+        return sys.stdin.buffer.read()
+    try:
+        return Path(argv[0]).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the arguments: {error}") from error
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cache_dir cannot be used: {error}") from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"cache_dir is not writable: {folder}")
 
 
 class _StopSignal:

@@ -78,7 +78,7 @@ class ZmqEngineClient:
         """The engine's, while it is there."""
         self._info: EngineInfo | None = None
         self._is_draining = False
-        self._is_closed = False
+        self._is_open = False
         self._last_heard = 0.0
         self._ready = asyncio.Event()
         self._log = structlog.get_logger("engine.client")
@@ -98,6 +98,7 @@ class ZmqEngineClient:
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
+        self._is_open = True
         self._fetcher = AdapterFetcher(self._fetch, self._send_surely)
         self._reader = ZmqReader(self._socket, self._on_message)
         self._monitor_reader = ZmqReader(self._monitor, self._on_connection_event)
@@ -114,9 +115,9 @@ class ZmqEngineClient:
 
     async def close(self) -> None:
         """End pending requests and let go of the socket; harmless if it was called before."""
-        if self._is_closed:
+        if not self._is_open:
             return
-        self._is_closed = True
+        self._is_open = False
         self._beats.cancel()
         await asyncio.gather(self._beats, return_exceptions=True)
         await self._fetcher.close()
@@ -206,7 +207,7 @@ class ZmqEngineClient:
         return self._send_bytes(self._codec.encode(message))
 
     def _send_bytes(self, payload: bytes) -> bool:
-        if self._is_closed:
+        if not self._is_open:
             return False
         try:
             self._socket.send(payload, zmq.NOBLOCK)
@@ -218,7 +219,7 @@ class ZmqEngineClient:
 
     def _send_surely(self, message: ClientMessage) -> None:
         """Send now or with a later beat; forgotten only with the engine it was meant for."""
-        if self._unsent or not self._send(message):
+        if self._is_open and (self._unsent or not self._send(message)):
             self._unsent.append(message)
 
     async def _beat(self) -> None:
