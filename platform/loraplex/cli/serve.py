@@ -18,7 +18,7 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
     "--data-dir", envvar="LORAPLEX_DATA_DIR", type=click.Path(path_type=Path, file_okay=False),
-    default=default_data_dir, help="Registry, adapters and cache; default: ~/.local/share/loraplex.",
+    default=default_data_dir, help="Where everything lies; default: ~/.local/share/loraplex.",
 )  # fmt: skip
 @click.option("--max-loras", type=click.IntRange(0), default=8, show_default=True,
               help="Adapters that may run in one batch.")  # fmt: skip
@@ -48,7 +48,8 @@ def serve(
     With nothing configured everything is embedded: an SQLite registry and adapters as files under
     the data directory, the engine in its own process.
     """
-    from loraplex.supervisor.serve import ServeOptions, ServeError, serve as run
+    from loraplex.supervisor.serve import ServeError, ServeOptions
+    from loraplex.supervisor.serve import serve as run
 
     options = ServeOptions(
         model=model,

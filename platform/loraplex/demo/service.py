@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class DemoService:
 
 
 @contextlib.contextmanager
-def demo_service(model: Path, served_name: str, arguments: list[str]) -> Iterator[DemoService]:
+def demo_service(model: Path, served_name: str, arguments: list[str]) -> Generator[DemoService]:
     """Start `loraplex serve` on `model` and wait until it is ready; stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="loraplex-demo-") as folder:
         port = free_port()

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def default_data_dir() -> Path:
 
 
 @contextlib.contextmanager
-def open_data_dir(root: Path) -> Iterator[DataDir]:
+def open_data_dir(root: Path) -> Generator[DataDir]:
     """Make the data directory and hold it; raises `DataDirError` if another service does."""
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,7 +80,7 @@ def open_data_dir(root: Path) -> Iterator[DataDir]:
 
 
 @contextlib.contextmanager
-def run_directory() -> Iterator[Path]:
+def run_directory() -> Generator[Path]:
     """Make a short-lived 0700 folder whose path is short enough for a Unix socket."""
     candidates = [os.environ.get("XDG_RUNTIME_DIR"), "/run/user/" + str(os.getuid()), "/tmp"]  # noqa: S108
     parent = next(

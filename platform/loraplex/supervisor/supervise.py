@@ -46,17 +46,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def supervise(service: Service, *, on_started: Callable[[], None] = lambda: None) -> None:
+async def supervise(service: Service) -> None:
     """Run the service until SIGTERM or SIGINT, then stop it in order.
 
     Raises `ChildCannotStart` when a process refuses its settings.
     """
     engine = Child("engine", [sys.executable, "-m", "engine.process"], _engine_payload(service))
     api_document = msgspec.json.encode(service.api)
+    api_command = [sys.executable, "-m", "loraplex.api_process"]
     apis = [
         Child(
             f"api-{number}",
-            [sys.executable, "-m", "loraplex.api_process", str(service.listener.fileno())],
+            [*api_command, str(service.listener.fileno()), str(service.drain_seconds)],
             lambda _: api_document,
             pass_fds=[service.listener.fileno()],
         )
@@ -69,13 +70,13 @@ async def supervise(service: Service, *, on_started: Callable[[], None] = lambda
     running = {
         child: asyncio.create_task(child.run(), name=child.name) for child in (engine, *apis)
     }
-    on_started()
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         await asyncio.wait([stopped, *running.values()], return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
         _log.info("stopping", drain_seconds=service.drain_seconds)
+        service.listener.close()  # from now on a connection is refused: not ready at once
         # The engine goes last: the streams that drain need it.
         grace = service.drain_seconds + _STOP_GRACE_SECONDS
         await _stop([(api, running[api]) for api in apis], grace)

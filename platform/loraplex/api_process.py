@@ -1,0 +1,104 @@
+"""One API process: `python -m loraplex.api_process LISTENER_FD DRAIN_SECONDS`, started by `serve`.
+
+Its settings come on standard input. On SIGTERM it takes no further connection, lets running
+requests go on for the drain limit, gives those that are left a last frame, and ends.
+"""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import uvicorn
+import uvloop
+
+from adapter_store.base_model import BaseModel, read_base_model
+from adapter_store.blobs import BlobStore, LocalBlobStore
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
+from engine.parent import die_with_parent
+from engine.text.tokenizer import Tokenizer
+from engine.zmq_client import ZmqEngineClient
+from loraplex.adapter_cache import fetch_from
+from loraplex.app import create_app
+from loraplex.services import Backends
+from loraplex.settings import Settings
+
+_LAST_FRAME_SECONDS = 3.0
+"""After the drain limit: for the last frames to reach their clients."""
+
+
+@contextlib.asynccontextmanager
+async def open_backends(
+    settings: Settings, base: BaseModel, blobs: BlobStore, engine: ZmqEngineClient
+) -> AsyncGenerator[Backends]:
+    """Open what the app uses, on its event loop."""
+    registry = Registry(
+        Database(settings.storage.database_url),
+        reserved_names=(base.name, *settings.model.served_model_names),
+    )
+    tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, Path(settings.engine.model_dir))
+    await engine.start()
+    try:
+        yield Backends(
+            engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=base
+        )
+    finally:
+        await engine.close()
+        await registry.close()
+
+
+class _DrainingServer(uvicorn.Server):
+    """Tells when it was asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._on_stop()
+        super().handle_exit(sig, frame)
+
+
+async def _serve(settings: Settings, listener: socket.socket, drain_seconds: float) -> None:
+    base = await asyncio.to_thread(read_base_model, Path(settings.engine.model_dir))
+    blobs = LocalBlobStore(Path(settings.storage.blobs_dir))
+    engine = ZmqEngineClient(
+        Path(settings.engine.engine_socket), fetch_from(blobs, Path(settings.storage.cache_dir))
+    )
+    loop = asyncio.get_running_loop()
+    drains: list[asyncio.Task[None]] = []
+
+    async def cut_streams() -> None:
+        await asyncio.sleep(drain_seconds)
+        await engine.close()  # what is still running ends with a last frame that says so
+
+    def start_drain() -> None:
+        loop.call_soon_threadsafe(lambda: drains.append(loop.create_task(cut_streams())))
+
+    config = uvicorn.Config(
+        create_app(settings, lambda: open_backends(settings, base, blobs, engine)),
+        http="httptools", lifespan="on", access_log=False, log_config=None, server_header=False,
+        timeout_keep_alive=75, timeout_graceful_shutdown=int(drain_seconds + _LAST_FRAME_SECONDS),
+    )  # fmt: skip
+    await _DrainingServer(config, start_drain).serve(sockets=[listener])
+    for drain in drains:
+        drain.cancel()
+
+
+def main() -> None:
+    """Read the settings and serve until told to stop."""
+    die_with_parent()
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener, float(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

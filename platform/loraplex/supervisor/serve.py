@@ -1,0 +1,172 @@
+"""`loraplex serve`, from its options to a running service: everything that can be wrong, first."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
+from engine.engine_args import EngineArgs, parse_engine_args
+from engine.errors import ConfigError
+from loraplex.database import upgrade
+from loraplex.settings import Settings, SettingsError
+from loraplex.supervisor.child import ChildCannotStart
+from loraplex.supervisor.data_dir import (
+    DataDir,
+    DataDirError,
+    check_admin_key,
+    open_data_dir,
+    run_directory,
+    write_admin_key,
+)
+from loraplex.supervisor.supervise import Service, listen, supervise
+
+
+class ServeError(Exception):
+    """The service cannot start, or could not go on; the message names the fix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What the command line was told."""
+
+    model: str
+    """A folder, or a name on the Hugging Face hub."""
+    data_dir: Path
+    served_model_names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_seconds: float = 30.0
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `EngineArgs`; None means automatic."""
+
+
+async def serve(options: ServeOptions) -> None:
+    """Run the service until it is told to stop; raises `ServeError`."""
+    try:
+        model_dir = resolve_model(options.model)
+        with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
+            engine = _engine_args(options, model_dir, data, run_dir)
+            settings = _settings(options, model_dir, data, engine.socket_path)
+            await upgrade(data.database_url)
+            if settings.auth.admin_key is None:
+                await _make_admin_key(data)
+            try:
+                listener = listen(options.host, options.port)
+            except OSError as error:
+                raise ServeError(
+                    f"cannot listen on {options.host}:{options.port}: {error.strerror}; "
+                    "stop what uses the port, or choose another with --port"
+                ) from None
+            with listener:
+                url = _url(options.host, listener.getsockname()[1])
+                service = Service(
+                    engine=engine,
+                    api=settings,
+                    listener=listener,
+                    drain_seconds=options.drain_seconds,
+                )
+                greeting = asyncio.create_task(_greet(url, model_dir, data))
+                try:
+                    await supervise(service)
+                finally:
+                    greeting.cancel()
+    except (DataDirError, SettingsError, ConfigError, ChildCannotStart) as error:
+        raise ServeError(str(error)) from None
+
+
+def resolve_model(model: str) -> Path:
+    """Return the model's folder, from the hub where it is no folder; raises `ServeError`."""
+    if Path(model).is_dir():
+        return Path(model).resolve()
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ServeError(
+            f"--model {model}: there is no such folder, and it is no hub name (org/name)"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ServeError(f"--model {model} cannot be fetched from the hub: {error}") from None
+
+
+def _engine_args(
+    options: ServeOptions, model_dir: Path, data: DataDir, run_dir: Path
+) -> EngineArgs:
+    document = {
+        "model_dir": str(model_dir),
+        "socket_path": str(run_dir / "engine.sock"),
+        "cache_dir": str(data.cache),
+        "generation": 1,
+        "parent_pid": os.getpid(),
+        **options.engine,
+    }
+    return parse_engine_args(msgspec.json.encode(document))
+
+
+def _settings(
+    options: ServeOptions, model_dir: Path, data: DataDir, engine_socket: str
+) -> Settings:
+    for name in options.served_model_names:
+        if not name or len(name) > 128 or any(character.isspace() for character in name):
+            raise ServeError(f"--served-model-name {name!r}: 1 to 128 characters without spaces")
+    settings = Settings.from_env(
+        os.environ,
+        served_model_names=options.served_model_names,
+        database_url=data.database_url,
+        blobs_dir=str(data.blobs),
+        cache_dir=str(data.cache),
+        uploads_dir=str(data.uploads),
+        engine_socket=engine_socket,
+        model_dir=str(model_dir),
+    )
+    check_admin_key(settings.auth.admin_key)
+    return settings
+
+
+async def _make_admin_key(data: DataDir) -> None:
+    database = Database(data.database_url)
+    registry = Registry(database)
+    try:
+        created = await registry.ensure_admin_key()
+    finally:
+        await registry.close()
+    if created is None:
+        return
+    if sys.stdout.isatty():
+        Console().print(f"Admin key (shown this once): [bold]{created.plain}[/bold]", highlight=False)
+    else:
+        write_admin_key(data, created.plain)
+        Console(stderr=True).print(f"Admin key written to {data.admin_key_file}", highlight=False)
+
+
+def _url(host: str, port: int) -> str:
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{name}:{port}"
+
+
+async def _greet(url: str, model_dir: Path, data: DataDir) -> None:
+    """Say where the service is, once it is ready."""
+    async with httpx.AsyncClient(base_url=url, timeout=2.0, trust_env=False) as http:
+        while True:
+            try:
+                if (await http.get("/health/ready")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.2)
+    Console(stderr=True).print(
+        f"Loraplex serves {model_dir.name} at {url}  (API: {url}/docs, data: {data.root})",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
