@@ -43,6 +43,11 @@ class SchedulerConfig:
             )
 
     @property
+    def max_sequence_len(self) -> int:
+        """Prompt and output tokens of a sequence at most, the KV pool considered."""
+        return min(self.max_model_len, self.num_kv_blocks * self.block_size)
+
+    @property
     def slot_debt_limit(self) -> int:
         """Tokens lent past a reservation before its victim is preempted."""
         if self.slot_debt_tokens is not None:

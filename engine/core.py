@@ -1,14 +1,17 @@
 """The engine's step loop without its process: scheduler, runner and adapters joined.
 
-Single-threaded and free of torch. `engine.process` calls it from the engine's own process,
+Single-threaded and free of torch. `engine.server` calls it from the engine's own process,
 `engine.inline_client` from a test's event loop.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
-from engine.adapter_source import AdapterSource, Runner
+from engine.adapter_source import AdapterReady, AdapterSource, Runner
 from engine.config import SchedulerConfig
 from engine.messages import EngineRequest, EngineStats, RequestOutput
+from engine.scheduled_batch import ScheduledBatch
+from engine.scheduler import Scheduler
 
 ClientOutput = tuple[Hashable, RequestOutput]
 
@@ -25,37 +28,99 @@ class EngineCore:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         clock: Callable[[], float],
-    ) -> None: ...
+    ) -> None:
+        self._scheduler = Scheduler(
+            config, eos_token_ids=eos_token_ids, vocab_size=vocab_size, clock=clock
+        )
+        self._runner = runner
+        self._adapters = adapters
+        self._loads: dict[str, int] = {}  # digest -> slot that waits for its weights
 
     def add(self, client: Hashable, request: EngineRequest) -> None:
-        """Queue a request; raises `RequestRefused`."""
-        raise NotImplementedError
+        """Queue a request; raises `RequestRefused`. Its adapter begins to be fetched at once."""
+        self._scheduler.add(client, request)
+        if request.adapter is not None and self._scheduler.needs_fetch(request.adapter):
+            self._adapters.prefetch(request.adapter)
 
     def abort(self, client: Hashable, request_id: int) -> None:
         """End a request; harmless if it is unknown or over. Yields no output."""
-        raise NotImplementedError
+        self._scheduler.abort(client, request_id)
 
     def abort_client(self, client: Hashable) -> None:
         """End all requests of a client that is gone."""
-        raise NotImplementedError
+        self._scheduler.abort_client(client)
 
     def unload(self, digest: str) -> None:
         """Drop an adapter once no sequence wants it."""
-        raise NotImplementedError
+        self._scheduler.unload(digest)
 
     def step(self) -> list[ClientOutput]:
         """One iteration, adapter events included; [] if nothing could run."""
-        raise NotImplementedError
+        self._take_adapter_events()
+        batch = self._scheduler.schedule()
+        self._tell_source()
+        self._change_slots(batch)
+        if batch.rows:
+            self._scheduler.commit(self._runner.execute(batch))
+        return self._scheduler.take_outputs()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something now: false if all that is left waits for a load."""
-        raise NotImplementedError
+        """Whether a step would do something now: false if all that is left waits for a load.
+
+        Then sleep until a message or an adapter event comes, and call `step`.
+        """
+        return self._scheduler.has_work
 
     def stats(self) -> EngineStats:
-        """A snapshot; `host_adapters` and `host_adapter_bytes` are the source's to fill in."""
-        raise NotImplementedError
+        """A snapshot; `host_adapters` and `host_adapter_bytes` are the source's owner's to add."""
+        return self._scheduler.stats()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, slots, queues and sequences disagree."""
-        raise NotImplementedError
+        self._scheduler.check_integrity()
+
+    def _take_adapter_events(self) -> None:
+        for event in self._adapters.poll():
+            if not isinstance(event, AdapterReady):
+                self._fail(event.digest, event.reason)
+            elif event.digest in self._loads:
+                self._install(event.digest)
+            else:
+                self._scheduler.adapter_fetched(event.digest)
+
+    def _tell_source(self) -> None:
+        notices = self._scheduler.take_adapter_notices()
+        for digest in notices.released:
+            self._adapters.release(digest)
+        for digest in notices.forgotten:
+            self._adapters.forget(digest)
+        for digest in notices.hastened:
+            self._adapters.prefetch(digest)
+            if self._adapters.get(digest) is not None:
+                self._scheduler.adapter_fetched(digest)
+
+    def _change_slots(self, batch: ScheduledBatch) -> None:
+        for slot in batch.cleared_slots:
+            self._runner.clear_slot(slot)
+        for load in batch.loads:
+            self._loads[load.digest] = load.slot
+            self._install(load.digest)
+
+    def _install(self, digest: str) -> None:
+        weights: Any | None = self._adapters.get(digest)
+        if weights is None:
+            # Evicted from host memory since it was fetched: the slot waits for it.
+            self._adapters.prefetch(digest)
+            return
+        slot = self._loads.pop(digest)
+        try:
+            self._runner.install_adapter(slot, weights)
+        except Exception as error:  # whatever is wrong with an adapter ends its requests only
+            self._scheduler.adapter_failed(digest, str(error) or type(error).__name__)
+        else:
+            self._scheduler.adapter_installed(digest)
+
+    def _fail(self, digest: str, reason: str) -> None:
+        self._loads.pop(digest, None)
+        self._scheduler.adapter_failed(digest, reason)

@@ -1,0 +1,62 @@
+"""The FIFO of one (tenant, adapter): the unit of fairness and of waiting."""
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from engine.messages import WaitCause
+from engine.sequence import Sequence
+from engine.wait_causes import WaitLedger
+
+if TYPE_CHECKING:
+    from engine.fair_order import FairOrder
+    from engine.tenant import Tenant
+
+
+class AdapterQueue:
+    """Waiting sequences of one tenant for one adapter, or for the base model.
+
+    Ordered by arrival, save that preempted sequences come first. Every operation is O(1).
+    """
+
+    __slots__ = ("_sequences", "adapter", "counter", "ledger", "num_running", "order", "tenant")
+
+    def __init__(
+        self, tenant: "Tenant", adapter: str | None, *, cause: WaitCause, now: int
+    ) -> None:
+        self.tenant = tenant
+        self.adapter = adapter
+        """Digest; None for the base model."""
+        self.counter = 0.0
+        """Virtual tokens served, against the tenant's other queues."""
+        self.ledger = WaitLedger(tenant.hold_clock, cause, now)
+        self.order: FairOrder | None = None
+        """The index it is offered in; None while it is empty or waits for its slot."""
+        self.num_running = 0
+        """Sequences of this queue that run now."""
+        self._sequences = OrderedDict[int, Sequence]()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def head(self) -> Sequence:
+        """The sequence to be admitted next; the queue is not empty."""
+        return next(iter(self._sequences.values()))
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """All sequences, in order."""
+        return list(self._sequences.values())
+
+    def append(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self._sequences[sequence.sequence_id] = sequence
+
+    def append_first(self, sequence: Sequence) -> None:
+        """Queue a preempted sequence, before all others."""
+        self._sequences[sequence.sequence_id] = sequence
+        self._sequences.move_to_end(sequence.sequence_id, last=False)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, from wherever it stands."""
+        del self._sequences[sequence.sequence_id]

@@ -1,0 +1,286 @@
+"""Which adapter is in which device slot, and who needs it. Bookkeeping only, no weights.
+
+    absent -> loading -> resident -> draining -> absent
+                  \\-> absent, if the load failed: its requests end with an error
+
+A slot is referenced by *sequences* from their admission to their end or preemption. `wanted`
+counts queued sequences too: an adapter that nobody wants stays resident until its slot is needed.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from engine.scheduled_batch import SlotLoad
+
+
+class SlotState(Enum):
+    """State of an adapter."""
+
+    ABSENT = "absent"
+    """No slot."""
+    LOADING = "loading"
+    """Its slot is assigned, its weights are not there yet."""
+    RESIDENT = "resident"
+    """Its sequences may be admitted."""
+    DRAINING = "draining"
+    """Its sequences run on, none is admitted; the slot goes to another adapter."""
+
+
+class Adapter:
+    """What is known of a digest, for as long as it is wanted or has a slot."""
+
+    __slots__ = (
+        "digest", "is_claimed", "is_fetched", "is_hastened", "is_unloading", "references",
+        "slot", "state", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.state = SlotState.ABSENT
+        self.slot: int | None = None
+        self.wanted = 0
+        """Sequences queued or running."""
+        self.references = 0
+        """Sequences running."""
+        self.is_fetched = False
+        """Its weights came to host memory since it is wanted."""
+        self.is_hastened = False
+        """Its source was told that it is next; until it has a slot, or is wanted no more."""
+        self.is_claimed = False
+        """A reservation waits for a slot on its behalf."""
+        self.is_unloading = False
+        """To be dropped once nobody wants it."""
+
+
+class AdapterNotices(NamedTuple):
+    """What the scheduler has to say to the adapters' source."""
+
+    hastened: list[str]
+    """They want a slot next: bring them to host memory before all others."""
+    released: list[str]
+    """Nobody wants them any more."""
+    forgotten: list[str]
+    """Unloaded for good."""
+
+
+class AdapterSlots:
+    """At most `num_slots` adapters that are loading, resident or draining."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._adapters: dict[str, Adapter] = {}
+        self._placed: dict[str, Adapter] = {}
+        self._free = list(range(num_slots))  # a heap: the lowest slot first
+        self._idle = OrderedDict[str, Adapter]()  # resident and unwanted, longest idle first
+        self._num_hastened = 0
+        self._cleared: list[int] = []
+        self._loads: list[SlotLoad] = []
+        self._hastened: list[str] = []
+        self._released: list[str] = []
+        self._forgotten: list[str] = []
+
+    @property
+    def placed(self) -> list[Adapter]:
+        """Adapters that have a slot, the longest placed first."""
+        return list(self._placed.values())
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether a slot is free, or holds an adapter that nobody wants."""
+        return bool(self._free or self._idle)
+
+    @property
+    def can_hasten(self) -> bool:
+        """Whether one more adapter may be hastened: as many at a time as there are slots."""
+        return self._num_hastened < self.num_slots
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether the runner or the adapters' source is to be told something."""
+        return bool(
+            self._cleared or self._loads or self._hastened or self._released or self._forgotten
+        )
+
+    def find(self, digest: str) -> Adapter | None:
+        """An adapter that is wanted or has a slot."""
+        return self._adapters.get(digest)
+
+    def state(self, digest: str) -> SlotState:
+        """State of any digest."""
+        adapter = self._adapters.get(digest)
+        return SlotState.ABSENT if adapter is None else adapter.state
+
+    def want(self, digest: str) -> Adapter:
+        """A sequence was queued."""
+        adapter = self._adapters.setdefault(digest, Adapter(digest))
+        adapter.wanted += 1
+        adapter.is_unloading = False  # who asks for it now resolved it after the unload
+        self._idle.pop(digest, None)
+        return adapter
+
+    def unwant(self, digest: str) -> None:
+        """A sequence ended."""
+        adapter = self._adapters[digest]
+        adapter.wanted -= 1
+        if not adapter.wanted:
+            self._released.append(digest)
+            adapter.is_fetched = False
+            self._calm(adapter)
+            self._settle_unwanted(adapter)
+
+    def fetched(self, digest: str) -> None:
+        """An adapter's weights are in host memory; of no interest if nobody wants it."""
+        adapter = self._adapters.get(digest)
+        if adapter is not None and adapter.wanted:
+            adapter.is_fetched = True
+
+    def hasten(self, digest: str) -> None:
+        """An absent adapter is the next to want a slot: its source should hurry."""
+        adapter = self._adapters[digest]
+        adapter.is_hastened = True
+        self._num_hastened += 1
+        self._hastened.append(digest)
+
+    def acquire(self, digest: str) -> int:
+        """A sequence of a resident adapter begins to run; returns the slot."""
+        adapter = self._adapters[digest]
+        assert adapter.state is SlotState.RESIDENT and adapter.slot is not None
+        adapter.references += 1
+        return adapter.slot
+
+    def release(self, digest: str) -> None:
+        """A sequence runs no more. The last one out of a draining slot clears it."""
+        adapter = self._adapters[digest]
+        adapter.references -= 1
+        if adapter.state is SlotState.DRAINING and not adapter.references:
+            self._vacate(adapter)
+
+    def assign(self, digest: str) -> None:
+        """Begin to load an absent, wanted adapter into a spare slot."""
+        if not self._free:
+            _, idle = self._idle.popitem(last=False)
+            self._vacate(idle)
+        adapter = self._adapters[digest]
+        adapter.slot = heappop(self._free)
+        self._placed[digest] = adapter
+        adapter.state = SlotState.LOADING
+        self._calm(adapter)
+        self._loads.append(SlotLoad(adapter.slot, digest))
+
+    def installed(self, digest: str) -> None:
+        """A loading adapter's weights are in its slot."""
+        adapter = self._adapters[digest]
+        assert adapter.state is SlotState.LOADING
+        adapter.state = SlotState.RESIDENT
+        self._settle_unwanted(adapter)
+
+    def fail(self, digest: str) -> None:
+        """A loading adapter's weights cannot be had: its slot is free again."""
+        adapter = self._adapters.get(digest)
+        if adapter is not None and adapter.state is SlotState.LOADING:
+            self._vacate(adapter)
+
+    def drain(self, digest: str) -> None:
+        """Admit no more of a resident adapter's sequences; vacate its slot after the last one."""
+        adapter = self._adapters[digest]
+        assert adapter.state is SlotState.RESIDENT
+        adapter.state = SlotState.DRAINING
+        if not adapter.references:
+            self._vacate(adapter)
+
+    def stop_draining(self, digest: str) -> None:
+        """The slot is not needed after all."""
+        adapter = self._adapters[digest]
+        assert adapter.state is SlotState.DRAINING
+        adapter.state = SlotState.RESIDENT
+        self._settle_unwanted(adapter)
+
+    def unload(self, digest: str) -> None:
+        """Drop an adapter from its slot and from host memory, once nobody wants it."""
+        adapter = self._adapters.get(digest)
+        if adapter is None:
+            self._forgotten.append(digest)
+        else:
+            adapter.is_unloading = True
+            self._settle_unwanted(adapter)
+
+    def take_changes(self) -> tuple[list[int], list[SlotLoad]]:
+        """Slots to clear and loads to start, in this order; handed out once."""
+        # A slot that was vacated and given away again in one step is cleared, then loaded. One
+        # that was loaded and vacated again before it was handed out was never touched.
+        loads = [load for load in self._loads if self._is_loading(load)]
+        cleared, self._cleared, self._loads = sorted(set(self._cleared)), [], []
+        return cleared, loads
+
+    def take_notices(self) -> AdapterNotices:
+        """What the adapters' source is to be told; handed out once."""
+        hastened, self._hastened = self._hastened, []
+        released, self._released = dict.fromkeys(self._released), []
+        forgotten, self._forgotten = self._forgotten, []
+        return AdapterNotices(
+            hastened,
+            [digest for digest in released if not self._is_wanted(digest)],
+            [digest for digest in forgotten if digest not in self._adapters],
+        )
+
+    def _is_wanted(self, digest: str) -> bool:
+        adapter = self._adapters.get(digest)
+        return adapter is not None and adapter.wanted > 0
+
+    def _is_loading(self, load: SlotLoad) -> bool:
+        adapter = self._adapters.get(load.digest)
+        return (
+            adapter is not None and adapter.state is SlotState.LOADING and adapter.slot == load.slot
+        )
+
+    def _calm(self, adapter: Adapter) -> None:
+        self._num_hastened -= adapter.is_hastened
+        adapter.is_hastened = False
+
+    def _settle_unwanted(self, adapter: Adapter) -> None:
+        if adapter.wanted:
+            return
+        if adapter.state is SlotState.RESIDENT and adapter.is_unloading:
+            self._vacate(adapter)
+        elif adapter.state is SlotState.RESIDENT:
+            self._idle[adapter.digest] = adapter
+        elif adapter.state is SlotState.ABSENT:
+            self._drop(adapter)
+
+    def _vacate(self, adapter: Adapter) -> None:
+        assert adapter.slot is not None and not adapter.references
+        heappush(self._free, adapter.slot)
+        del self._placed[adapter.digest]
+        self._cleared.append(adapter.slot)
+        self._idle.pop(adapter.digest, None)
+        adapter.slot = None
+        adapter.state = SlotState.ABSENT
+        if not adapter.wanted:
+            self._drop(adapter)
+
+    def _drop(self, adapter: Adapter) -> None:
+        del self._adapters[adapter.digest]
+        if adapter.is_unloading:
+            self._forgotten.append(adapter.digest)
+
+    def check_integrity(self, running: Iterable[str], wanting: Iterable[str]) -> None:
+        """Raise AssertionError unless the digests of running and of all sequences are the counts.
+
+        `running` and `wanting` name one digest for each sequence.
+        """
+        references, wanted = Counter(running), Counter(wanting)
+        assert self._num_hastened == sum(a.is_hastened for a in self._adapters.values())
+        slots = [adapter.slot for adapter in self._placed.values()]
+        assert sorted([*slots, *self._free], key=str) == sorted(range(self.num_slots), key=str)
+        for digest, adapter in self._adapters.items():
+            assert adapter.references == references[digest], f"{digest}: references"
+            assert adapter.wanted == wanted[digest], f"{digest}: wanted"
+            assert adapter.wanted or adapter.slot is not None, f"{digest}: lingers"
+            is_placed = adapter.state is not SlotState.ABSENT
+            assert (adapter.slot is not None) == (digest in self._placed) == is_placed, digest
+            is_idle = adapter.state is SlotState.RESIDENT and not adapter.wanted
+            assert (digest in self._idle) == is_idle, f"{digest}: idle"
+        assert set(wanted) <= set(self._adapters), "a sequence's adapter is unknown"

@@ -1,0 +1,87 @@
+"""Who of those that wait is admitted next, and when to stop for this step."""
+
+from engine.adapter_queue import AdapterQueue
+from engine.config import SchedulerConfig
+from engine.fair_order import comes_before
+from engine.lifecycle import Lifecycle
+from engine.messages import WaitCause
+from engine.sequence import Sequence
+
+
+class Admission:
+    """The admission loop's two halves: `next_queue` chooses, `admit` admits its head or stops.
+
+    A head that lacks blocks, a seat or tokens stops admission for the step: to skip it would let
+    small requests starve large ones. A head that lacks only a slot is passed over, once it has
+    reserved one.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, config: SchedulerConfig) -> None:
+        self._lifecycle = lifecycle
+        self._max_num_seqs = config.max_num_seqs
+
+    def next_queue(self) -> AdapterQueue | None:
+        """The queue to be served next: one whose reserved slot is ready, else the argmin queue of
+        the argmin tenant. None if nobody could be served. Makes reservations on the way.
+        """
+        waiting, gate = self._lifecycle.waiting, self._lifecycle.gate
+        can_reserve = True
+        while True:
+            queue = gate.first_ready()
+            if queue is None:
+                queue = self._first_in_order(can_reserve)
+            if queue is None:
+                return None
+            if queue.order is waiting.unplaced:
+                can_reserve = gate.reserve(queue)
+            elif queue.order is waiting.unfetched:
+                self._hasten(queue)
+            elif queue.tenant.can_run(queue.head.num_seats):
+                return queue
+            else:
+                self._lifecycle.hold(queue.tenant)
+
+    def admit(
+        self, queue: AdapterQueue, *, max_prefill_tokens: int | None = None
+    ) -> Sequence | None:
+        """Admit the head of a ready queue; None, and admission has stopped, if something lacks.
+
+        With `max_prefill_tokens` it must not have more than these to compute.
+        """
+        lifecycle, head = self._lifecycle, queue.head
+        if lifecycle.running.num_seats + head.num_seats > self._max_num_seqs:
+            return self.stop(queue, "budget")
+        cached = lifecycle.find_cached(head)
+        blocks = lifecycle.blocks
+        if max_prefill_tokens is not None:
+            num_uncached = len(head.token_ids) - len(cached) * blocks.block_size
+            if num_uncached > max_prefill_tokens:
+                return self.stop(queue, "budget")
+        num_tokens = len(head.token_ids)
+        # One token more, or its first decode might preempt somebody.
+        if not blocks.can_allocate(blocks.blocks_for(num_tokens + 1), cached):
+            return self.stop(queue, "kv")
+        lifecycle.admit(head, cached)
+        return head
+
+    def stop(self, queue: AdapterQueue | None, cause: WaitCause) -> None:
+        """Admission stops at this queue's head; it waits for `cause` from now on."""
+        self._lifecycle.waiting.stop_at(queue, cause)
+
+    def _first_in_order(self, can_reserve: bool) -> AdapterQueue | None:
+        waiting = self._lifecycle.waiting
+        orders = [waiting.ready]
+        if can_reserve:
+            orders.append(waiting.unplaced)
+        if self._lifecycle.slots.can_hasten:
+            orders.append(waiting.unfetched)
+        first: AdapterQueue | None = None
+        for queue in (order.min() for order in orders):
+            if queue is not None and (first is None or comes_before(queue.head, first.head)):
+                first = queue
+        return first
+
+    def _hasten(self, queue: AdapterQueue) -> None:
+        assert queue.adapter is not None
+        self._lifecycle.slots.hasten(queue.adapter)
+        self._lifecycle.waiting.refile(queue.adapter)

@@ -1,0 +1,82 @@
+"""A request as the scheduler sees it: who asked, its choices, and where its time went."""
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.messages import EngineRequest, RequestTiming
+from engine.wait_causes import CAUSES, seconds_by_cause
+
+if TYPE_CHECKING:
+    from engine.adapter_queue import AdapterQueue
+    from engine.sequence import Sequence
+
+
+class RequestKey(NamedTuple):
+    """Clients number their own requests, so both parts are needed."""
+
+    client: Hashable
+    request_id: int
+
+
+class Request:
+    """One prompt and its `n` choices; lives until its last choice has left the scheduler.
+
+    Queue time is kept in nanoseconds by cause. With several choices each preempted one waits for
+    itself, and `waited` sums them.
+    """
+
+    __slots__ = (
+        "arrival_number",
+        "arrived",
+        "first_admitted",
+        "first_token",
+        "key",
+        "last_token",
+        "message",
+        "num_cached_tokens",
+        "num_preemptions",
+        "queue",
+        "sequences",
+        "waited",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: RequestKey,
+        message: EngineRequest,
+        queue: "AdapterQueue",
+        *,
+        arrival_number: int,
+        arrived: int,
+    ) -> None:
+        self.key = key
+        self.message = message
+        self.queue = queue
+        self.arrival_number = arrival_number
+        """Position in the order of all arrivals."""
+        self.arrived = arrived
+        self.sequences: list[Sequence] = []
+        """Those still queued or running; the first stands for all choices until it forks."""
+        self.waited = [0] * len(CAUSES)
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache, at the first admission."""
+        self.first_admitted: int | None = None
+        self.first_token: int | None = None
+        self.last_token: int | None = None
+
+    def note_token(self, now: int) -> None:
+        """A token was drawn."""
+        if self.first_token is None:
+            self.first_token = now
+        self.last_token = now
+
+    def timing(self) -> RequestTiming:
+        """Where the time went so far, in seconds."""
+        admitted, first, last = self.first_admitted, self.first_token, self.last_token
+        return RequestTiming(
+            queue=seconds_by_cause(self.waited),
+            prefill=0.0 if first is None or admitted is None else (first - admitted) / 1e9,
+            decode=0.0 if last is None or first is None else (last - first) / 1e9,
+            preemptions=self.num_preemptions,
+        )

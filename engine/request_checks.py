@@ -1,0 +1,84 @@
+"""What is refused before it is queued: requests that could never run, or not now."""
+
+import math
+
+from engine.config import SchedulerConfig
+from engine.errors import RequestRefused
+from engine.messages import EngineRequest
+
+
+def check_request(
+    request: EngineRequest, config: SchedulerConfig, *, vocab_size: int, num_waiting: int
+) -> None:
+    """Raise `RequestRefused`, with a reason code, the field at fault and the effective limit."""
+    _check_numbers(request)
+    _check_prompt(request, config)
+    _check_vocabulary(request, vocab_size)
+    _check_capacity(request, config, num_waiting)
+
+
+def _check_numbers(request: EngineRequest) -> None:
+    for name, value in (("n", request.sampling.n), ("max_tokens", request.sampling.max_tokens)):
+        if value < 1:
+            raise RequestRefused(
+                "invalid_value", f"{name} must be at least 1, not {value}", param=name
+            )
+    if not (math.isfinite(request.weight) and request.weight > 0):
+        raise RequestRefused(
+            "invalid_value", f"weight must be positive, not {request.weight}", param="weight"
+        )
+
+
+def _check_prompt(request: EngineRequest, config: SchedulerConfig) -> None:
+    num_tokens, limit = len(request.prompt_token_ids), config.max_sequence_len
+    if not num_tokens:
+        raise RequestRefused("empty_prompt", "the prompt has no tokens", param="prompt")
+    if num_tokens >= limit:
+        raise RequestRefused(
+            "context_length_exceeded",
+            f"the prompt has {num_tokens} tokens; prompt and output together may have {limit}",
+            param="prompt",
+            limit=limit,
+        )
+
+
+def _check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
+    for param, token_ids in (
+        ("prompt", request.prompt_token_ids),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("logit_bias", request.sampling.logit_bias),
+    ):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            unknown = next(token for token in token_ids if not 0 <= token < vocab_size)
+            raise RequestRefused(
+                "invalid_token_id",
+                f"{param}: {unknown} is not in the vocabulary of {vocab_size} tokens",
+                param=param,
+                limit=vocab_size,
+            )
+
+
+def _check_capacity(request: EngineRequest, config: SchedulerConfig, num_waiting: int) -> None:
+    n = request.sampling.n
+    if n > config.max_num_seqs:
+        raise RequestRefused(
+            "n_too_large",
+            f"n is {n}; the engine runs {config.max_num_seqs} sequences at a time",
+            param="n",
+            limit=config.max_num_seqs,
+        )
+    if request.max_concurrent is not None and n > request.max_concurrent:
+        raise RequestRefused(
+            "concurrency_limit_exceeded",
+            f"n is {n}; the tenant may run {request.max_concurrent} sequences at a time",
+            param="n",
+            limit=request.max_concurrent,
+        )
+    if request.adapter is not None and config.max_loras == 0:
+        raise RequestRefused("adapters_disabled", "the engine serves no adapters", param="model")
+    if num_waiting >= config.max_queue_len:
+        raise RequestRefused(
+            "queue_full",
+            f"{num_waiting} requests wait already; try again later",
+            limit=config.max_queue_len,
+        )

@@ -1,0 +1,282 @@
+"""Continuous batching: which sequences run in each step, of which adapters, in which blocks.
+
+Pure Python, deterministic given its calls and its clock; the same class drives the real engine
+and a simulation. A step is `schedule` -> the runner computes the batch -> `commit`.
+
+    request_checks   refuses what could never run
+    waiting          queues of (tenant, adapter), in the order of fairness
+    admission        who is next, and when to stop
+    slot_gate        who gets an adapter slot, and at whose expense
+    policies         how a step divides its tokens
+    lifecycle        moves sequences: waiting, running, preempted, ended
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+
+from engine.adapter_slots import AdapterNotices, SlotState
+from engine.config import SchedulerConfig
+from engine.errors import RequestRefused
+from engine.lifecycle import Lifecycle
+from engine.messages import EngineRequest, EngineStats, FinishReason, RequestOutput
+from engine.outputs import Outputs
+from engine.policies import make_policy
+from engine.request import Request, RequestKey
+from engine.request_checks import check_request
+from engine.scheduled_batch import SampledRow, SampledToken, ScheduledBatch, StepResult
+from engine.sequence import Sequence
+from engine.step_clock import StepClock
+from engine.step_plan import StepPlan
+
+
+class Scheduler:
+    """Queues requests, plans steps, and turns what was drawn into outputs.
+
+    A choice ends with `stop` at an EOS id or one of its stop ids, also at the last token it may
+    have; with `length` at `max_tokens`, or when prompt and output fill `max_sequence_len`; with
+    `error` if its row could not be sampled or its adapter not be had, and then the whole request
+    does. An aborted request just vanishes. Masking EOS for `min_tokens` is the sampler's job.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._time = StepClock(clock)
+        self._lifecycle = Lifecycle(config, self._time)
+        self._policy = make_policy(config, self._lifecycle)
+        self._plan = StepPlan(0)
+        self._outputs = Outputs()
+        self._requests: dict[Hashable, dict[int, Request]] = {}
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_output_tokens = 0
+
+    # -- requests
+
+    def add(self, client: Hashable, message: EngineRequest) -> None:
+        """Queue a request; raises `RequestRefused`."""
+        self._time.tick()
+        lifecycle = self._lifecycle
+        check_request(
+            message,
+            self._config,
+            vocab_size=self._vocab_size,
+            num_waiting=lifecycle.waiting.num_waiting,
+        )
+        requests = self._requests.setdefault(client, {})
+        if message.request_id in requests:
+            raise RequestRefused("duplicate_request_id", "this request id is in use")
+        self._num_arrivals += 1
+        request = requests[message.request_id] = Request(
+            RequestKey(client, message.request_id),
+            message,
+            lifecycle.waiting.queue_of(message),
+            arrival_number=self._num_arrivals,
+            arrived=self._time.now,
+        )
+        lifecycle.arrive(request)
+
+    def abort(self, client: Hashable, request_id: int) -> None:
+        """End a request, wherever it is; harmless if it is unknown or over. Yields no output."""
+        request = self._requests.get(client, {}).get(request_id)
+        if request is not None:
+            self._time.tick()
+            self._end(request)
+            self._outputs.drop(request)
+
+    def abort_client(self, client: Hashable) -> None:
+        """End all requests of a client that is gone."""
+        for request_id in list(self._requests.get(client, ())):
+            self.abort(client, request_id)
+
+    # -- steps
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something now; false if all that is left waits for a load."""
+        waiting, slots = self._lifecycle.waiting, self._lifecycle.slots
+        return bool(
+            len(self._lifecycle.running)
+            or len(self._outputs)
+            or slots.has_notices
+            or waiting.ready.min() is not None
+            or (slots.has_spare and waiting.unplaced.min() is not None)
+            or (slots.can_hasten and waiting.unfetched.min() is not None)
+        )
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan a step. A batch with rows is to be computed and committed before the next call."""
+        self._time.tick()
+        self._plan = StepPlan(self._config.max_num_batched_tokens)
+        self._lifecycle.waiting.stop_at(None, "turn")
+        self._collect_debts()
+        self._policy.fill(self._plan)
+        return self._plan.batch(self._lifecycle.blocks, self._lifecycle.slots)
+
+    def commit(self, result: StepResult) -> None:
+        """Take in what the runner drew for the rows of the last batch."""
+        self._time.tick()
+        self._num_steps += 1
+        grants, num_fillers = self._plan.grants, len(self._plan.fillers)
+        assert len(result.rows) == len(grants) + num_fillers, "one result for each row"
+        # Fillers come last, and what was drawn for them is dropped.
+        for (sequence, num_tokens), drawn in zip(grants.items(), result.rows, strict=False):
+            if sequence.is_running:  # not if another row of its request failed just now
+                sequence.num_computed += num_tokens
+                self._lifecycle.publish(sequence)
+                if drawn is not None:
+                    self._take_row(sequence, drawn)
+        if self._policy.keeps_finished and all(s.finished for s in self._lifecycle.running):
+            for sequence in list(self._lifecycle.running):
+                self._leave(sequence)
+
+    def take_outputs(self) -> list[tuple[Hashable, RequestOutput]]:
+        """What there is to tell since the last call: one message for a request."""
+        return [(key.client, output) for key, output in self._outputs.take()]
+
+    # -- adapters
+
+    def adapter_fetched(self, digest: str) -> None:
+        """An adapter's weights are in host memory: it may be given a slot."""
+        self._time.tick()
+        self._lifecycle.slots.fetched(digest)
+        self._lifecycle.waiting.refile(digest)
+
+    def adapter_installed(self, digest: str) -> None:
+        """The weights of a load are in their slot."""
+        self._time.tick()
+        self._lifecycle.slots.installed(digest)
+        self._lifecycle.waiting.refile(digest)
+
+    def adapter_failed(self, digest: str, reason: str) -> None:
+        """An adapter cannot be had: what waits for it ends. Harmless while it is resident."""
+        self._time.tick()
+        lifecycle = self._lifecycle
+        if lifecycle.slots.state(digest) is SlotState.RESIDENT:
+            return
+        lifecycle.slots.fail(digest)
+        lifecycle.waiting.refile(digest)
+        waiting = [s for queue in lifecycle.waiting.queues_of(digest) for s in queue.waiting]
+        for request in dict.fromkeys(sequence.request for sequence in waiting):
+            self._fail(request, "adapter_unavailable", reason)
+        lifecycle.gate.settle()
+
+    def unload(self, digest: str) -> None:
+        """Forget an adapter once no sequence wants it, its slot and its prefixes included."""
+        self._time.tick()
+        self._lifecycle.slots.unload(digest)
+        self._lifecycle.gate.settle()
+
+    def take_adapter_notices(self) -> AdapterNotices:
+        """What the adapters' source is to be told, handed out once."""
+        notices = self._lifecycle.slots.take_notices()
+        for digest in notices.forgotten:
+            self._lifecycle.blocks.forget_adapter(digest)
+        return notices
+
+    def needs_fetch(self, digest: str) -> bool:
+        """Whether an adapter that is wanted has neither a slot nor its weights in host memory."""
+        adapter = self._lifecycle.slots.find(digest)
+        return adapter is not None and adapter.slot is None and not adapter.is_fetched
+
+    # -- what it looks like inside
+
+    def stats(self) -> EngineStats:
+        """A snapshot; what lies in host memory is not the scheduler's to know."""
+        lifecycle = self._lifecycle
+        placed = lifecycle.slots.placed
+        return EngineStats(
+            running=len(lifecycle.running),
+            waiting=lifecycle.waiting.num_waiting,
+            kv_blocks_used=lifecycle.blocks.num_used,
+            kv_blocks_total=lifecycle.blocks.num_blocks,
+            slots_used=len(placed),
+            slots_total=lifecycle.slots.num_slots,
+            resident=[adapter.digest for adapter in placed],
+            preemptions=lifecycle.num_preemptions,
+            steps=self._num_steps,
+            prompt_tokens=lifecycle.num_prompt_tokens,
+            cached_tokens=lifecycle.num_cached_tokens,
+            output_tokens=self._num_output_tokens,
+            host_adapters=0,
+            host_adapter_bytes=0,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, slots, queues, sequences and requests disagree."""
+        self._lifecycle.check_integrity()
+        live = [request for requests in self._requests.values() for request in requests.values()]
+        assert all(request.sequences for request in live), "a request without sequences"
+        num_sequences = sum(len(request.sequences) for request in live)
+        lifecycle = self._lifecycle
+        assert num_sequences == len(lifecycle.running) + lifecycle.waiting.num_waiting
+        assert lifecycle.running.num_seats <= self._config.max_num_seqs, "too many seats"
+
+    # -- private
+
+    def _collect_debts(self) -> None:
+        while (digest := self._lifecycle.gate.overdue_victim()) is not None:
+            for sequence in self._lifecycle.running.of_adapter(digest):
+                self._lifecycle.preempt(sequence)
+                self._plan.preempted.append(sequence.sequence_id)
+
+    def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:
+        if drawn.error is not None:
+            self._fail(sequence.request, "sampling_failed", drawn.error)
+            return
+        others = self._lifecycle.fork(sequence) if sequence.num_seats > 1 else []
+        for choice, token in zip([sequence, *others], drawn.tokens, strict=True):
+            self._take_token(choice, token)
+
+    def _take_token(self, sequence: Sequence, token: SampledToken) -> None:
+        request = sequence.request
+        sequence.token_ids.append(token.token_id)
+        request.note_token(self._time.now)
+        self._num_output_tokens += 1
+        self._lifecycle.charge(request.queue, self._config.output_weight)
+        finish_reason = self._finish_reason(sequence)
+        self._outputs.token(sequence, token, finish_reason)
+        if finish_reason is not None:
+            sequence.finished = True
+            if not (self._policy.keeps_finished and sequence.is_running):
+                self._leave(sequence)
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        token_id, params = sequence.token_ids[-1], sequence.params
+        if token_id in self._eos_token_ids and not params.ignore_eos:
+            return "stop"
+        if token_id in params.stop_token_ids:
+            return "stop"
+        is_full = len(sequence.token_ids) >= self._config.max_sequence_len
+        return "length" if is_full or not sequence.num_tokens_left else None
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._lifecycle.end(sequence)
+        if not sequence.request.sequences:
+            self._forget(sequence.request)
+            self._outputs.over(sequence.request)
+
+    def _fail(self, request: Request, code: str, reason: str) -> None:
+        unfinished = [s for s in request.sequences if not s.finished]
+        choices = [choice for sequence in unfinished for choice in sequence.choices]
+        self._outputs.failed(request, choices, code, reason)
+        self._end(request)
+        self._outputs.over(request)
+
+    def _end(self, request: Request) -> None:
+        for sequence in list(request.sequences):
+            self._lifecycle.end(sequence)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        requests = self._requests[request.key.client]
+        del requests[request.key.request_id]
+        if not requests:
+            del self._requests[request.key.client]

@@ -1,0 +1,118 @@
+"""One choice of a request: its tokens, how far they are computed, and the blocks they fill.
+
+    0 .. num_computed        K/V is in the blocks of `block_table`
+    num_computed .. length   to be computed; one token while decoding, more while prefilling
+    num_prompt_tokens ..     output, kept over preemptions
+
+Before its request forks, a request's first sequence stands for all `n` choices.
+"""
+
+from enum import Enum
+
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.scheduled_batch import SamplingRow, ScheduledRow
+from engine.wait_causes import Reading
+
+
+class SequenceState(Enum):
+    """Where a sequence is. Only `engine.lifecycle` moves it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """Token ids and counters; what is done with them is other files' business."""
+
+    __slots__ = (
+        "block_hashes", "block_table", "choices", "finished", "num_computed", "num_published",
+        "prefill_length", "request", "sampling_row", "sequence_id", "slot", "state", "token_ids",
+        "wait_began",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequence_id: int,
+        request: Request,
+        choices: tuple[int, ...],
+        token_ids: list[int],
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.request = request
+        self.token_ids = token_ids
+        self.block_table: list[int] = []
+        self.num_computed = 0
+        self.prefill_length = 0
+        """Tokens to compute before this admission's first draw."""
+        self.block_hashes: list[bytes] = []
+        self.num_published = 0
+        """Leading blocks whose hashes the prefix cache has been told."""
+        self.slot: int | None = None
+        self.state = SequenceState.WAITING
+        self.finished = False
+        """Its output is complete; under the static policy it may run on."""
+        self.wait_began: Reading = ()
+        self.stand_for(choices)
+
+    def stand_for(self, choices: tuple[int, ...]) -> None:
+        """Draw for these choices from now on."""
+        self.choices = choices
+        self.sampling_row = SamplingRow(
+            self.params, choices, self.token_ids, self.num_prompt_tokens
+        )
+
+    @property
+    def params(self) -> SamplingParams:
+        """Sampling parameters of the request."""
+        return self.request.message.sampling
+
+    @property
+    def num_seats(self) -> int:
+        """Seats of `max_num_seqs` it takes: one for each choice it stands for."""
+        return len(self.choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.message.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Output tokens it may still draw."""
+        return self.params.max_tokens - self.num_output_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to run before the next draw; at least one in a running sequence."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds blocks, a seat and, with an adapter, a slot reference."""
+        return self.state is SequenceState.RUNNING
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether its prefill is incomplete."""
+        return self.num_computed < self.prefill_length
+
+    def row(self, num_tokens: int, block_size: int) -> ScheduledRow:
+        """The next `num_tokens` as a row; it samples if they are all that is left."""
+        start, table = self.num_computed, self.block_table
+        end = start + num_tokens
+        num_blocks = -(-end // block_size)
+        return ScheduledRow(
+            sequence_id=self.sequence_id,
+            token_ids=self.token_ids[start:end],
+            start=start,
+            block_table=table if len(table) == num_blocks else table[:num_blocks],
+            slot=self.slot,
+            sampling=self.sampling_row if end == len(self.token_ids) else None,
+        )

@@ -1,0 +1,50 @@
+"""A step in the making: which sequences run how many tokens, within the token budget."""
+
+from engine.adapter_slots import AdapterSlots
+from engine.block_manager import BlockManager
+from engine.scheduled_batch import ScheduledBatch, ScheduledRow
+from engine.sequence import Sequence
+
+
+class StepPlan:
+    """Grants in the order of the batch's rows; one that is withdrawn gives its tokens back."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.grants: dict[Sequence, int] = {}
+        self.fillers: list[ScheduledRow] = []
+        """Rows whose results are dropped (the static policy's padding); they follow the grants."""
+        self.remaining = max_tokens
+        """Tokens of the budget that nobody has been granted."""
+        self.preempted: list[int] = []
+        self.lacks_blocks = False
+        """Whether a decode found no block, so that somebody was preempted."""
+
+    def grant(self, sequence: Sequence, num_tokens: int) -> None:
+        """Run the next `num_tokens` of a sequence, on top of what it was granted before."""
+        assert 0 < num_tokens <= self.remaining
+        self.grants[sequence] = self.grants.get(sequence, 0) + num_tokens
+        self.remaining -= num_tokens
+
+    def fill(self, row: ScheduledRow) -> None:
+        """Compute a row for nothing."""
+        self.fillers.append(row)
+        self.remaining -= len(row.token_ids)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """A sequence was preempted for its blocks: run nothing of it."""
+        self.lacks_blocks = True
+        self.remaining += self.grants.pop(sequence, 0)
+        self.preempted.append(sequence.sequence_id)
+
+    def batch(self, blocks: BlockManager, slots: AdapterSlots) -> ScheduledBatch:
+        """The plan as the runner gets it, with the slot changes and block copies that are due."""
+        cleared_slots, loads = slots.take_changes()
+        rows = [sequence.row(n, blocks.block_size) for sequence, n in self.grants.items()]
+        rows += self.fillers
+        return ScheduledBatch(
+            cleared_slots=cleared_slots,
+            loads=loads,
+            block_copies=blocks.take_copies() if rows else [],
+            rows=rows,
+            preempted=self.preempted,
+        )

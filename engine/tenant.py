@@ -1,0 +1,56 @@
+"""A tenant as the scheduler sees it: a weight, a counter, a concurrency limit, some queues."""
+
+from engine.adapter_queue import AdapterQueue
+from engine.fairness import Contenders
+from engine.wait_causes import HoldClock
+
+
+class Tenant:
+    """Competes with other tenants by `counter`, its queues with each other by theirs."""
+
+    __slots__ = (
+        "contenders", "counter", "has_claim", "hold_clock", "max_concurrent", "name",
+        "num_running", "num_waiting", "queues", "weight",
+    )  # fmt: skip
+
+    def __init__(self, name: str, now: int) -> None:
+        self.name = name
+        self.weight = 1.0
+        self.counter = 0.0
+        """Virtual tokens served, divided by the weight."""
+        self.max_concurrent: int | None = None
+        self.num_running = 0
+        """Seats its sequences take."""
+        self.num_waiting = 0
+        self.has_claim = False
+        """Whether one of its queues waits for a victim's slot: one at a time."""
+        self.hold_clock = HoldClock(now)
+        self.queues: dict[str | None, AdapterQueue] = {}
+        self.contenders = Contenders[AdapterQueue](is_idle_queue)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its quota holds all its queues back."""
+        return self.hold_clock.is_held
+
+    def can_run(self, num_seats: int) -> bool:
+        """Whether its quota allows so many more seats. An idle tenant may always begin."""
+        if self.max_concurrent is None or self.num_running == 0:
+            return True
+        return self.num_running + num_seats <= self.max_concurrent
+
+
+def is_idle_queue(queue: AdapterQueue) -> bool:
+    """Whether a queue neither waits nor runs."""
+    return not queue and not queue.num_running
+
+
+def is_idle_tenant(tenant: Tenant) -> bool:
+    """Whether a tenant neither waits nor runs."""
+    return not tenant.num_waiting and not tenant.num_running
+
+
+def charge(queue: AdapterQueue, num_tokens: float) -> None:
+    """Charge service to a queue and its tenant; a tenant's queues have equal weights."""
+    queue.counter += num_tokens
+    queue.tenant.counter += num_tokens / queue.tenant.weight

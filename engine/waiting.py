@@ -1,0 +1,196 @@
+"""Everything that waits: tenants, their queues, and where each queue stands.
+
+A queue that is not empty is *ready* (its head may be admitted now), *unplaced* (its adapter is in
+host memory and wants a slot), *unfetched* (its adapter is not there yet and nobody was told to
+hurry), or parked (what it waits for is on its way). The first three are indices in the order of
+service, so that a step looks at what it may serve and never at all that waits.
+"""
+
+from engine.adapter_queue import AdapterQueue
+from engine.adapter_slots import AdapterSlots, SlotState
+from engine.fair_order import FairOrder
+from engine.fairness import Contenders
+from engine.messages import EngineRequest, WaitCause
+from engine.sequence import Sequence
+from engine.step_clock import StepClock
+from engine.tenant import Tenant, is_idle_queue, is_idle_tenant
+from engine.wait_causes import add_wait
+
+
+class Waiting:
+    """Owns tenants and queues; every operation is O(log) in what waits."""
+
+    def __init__(self, slots: AdapterSlots, time: StepClock) -> None:
+        self.ready = FairOrder()
+        self.unplaced = FairOrder()
+        self.unfetched = FairOrder()
+        self.tenants: dict[str, Tenant] = {}
+        self.num_waiting = 0
+        """Sequences in all queues."""
+        self._slots = slots
+        self._time = time
+        self._contenders = Contenders[Tenant](is_idle_tenant)
+        self._queues_of: dict[str, dict[AdapterQueue, None]] = {}
+        self._stopped: AdapterQueue | None = None
+        self._stop_cause: WaitCause = "budget"
+
+    def queue_of(self, message: EngineRequest) -> AdapterQueue:
+        """The queue of a request's tenant and adapter, which takes its weight and limit."""
+        tenant = self.tenants.get(message.tenant)
+        if tenant is None:
+            tenant = self.tenants[message.tenant] = Tenant(message.tenant, self._time.now)
+        tenant.weight = message.weight
+        tenant.max_concurrent = message.max_concurrent
+        queue = tenant.queues.get(message.adapter)
+        if queue is None:
+            queue = AdapterQueue(tenant, message.adapter, cause="turn", now=self._time.now)
+            tenant.queues[message.adapter] = queue
+            if message.adapter is not None:
+                self._queues_of.setdefault(message.adapter, {})[queue] = None
+        return queue
+
+    def queues_of(self, adapter: str) -> list[AdapterQueue]:
+        """All queues of an adapter, over all tenants, that wait or run."""
+        queues = self._queues_of.get(adapter, ())
+        return [queue for queue in queues if not is_idle_queue(queue)]
+
+    def push(self, sequence: Sequence, *, first: bool = False) -> None:
+        """Queue a sequence: a new one last, a preempted one first."""
+        queue = sequence.request.queue
+        tenant = queue.tenant
+        if not queue:
+            # Before it has a head: an empty queue has a cause too, and its wait begins with it.
+            queue.ledger.change(self._cause_of(queue), self._time.now)
+        tenant.contenders.enter(queue)
+        if not tenant.is_held:
+            self._contenders.enter(tenant)
+        if first:
+            queue.append_first(sequence)
+        else:
+            queue.append(sequence)
+        tenant.num_waiting += 1
+        self.num_waiting += 1
+        sequence.wait_began = queue.ledger.read(self._time.now)
+        self._file(queue, has_older_head=first)
+
+    def take(self, sequence: Sequence) -> None:
+        """Take a sequence out, for it is admitted or over, and book its wait."""
+        queue = sequence.request.queue
+        tenant = queue.tenant
+        add_wait(sequence.request.waited, sequence.wait_began, queue.ledger.read(self._time.now))
+        queue.remove(sequence)
+        tenant.num_waiting -= 1
+        self.num_waiting -= 1
+        if not queue:
+            self._file(queue)
+            tenant.contenders.leave(queue)
+            if self._stopped is queue:
+                self._stopped = None
+        if not tenant.num_waiting:
+            self._contenders.leave(tenant)
+
+    def rest(self, queue: AdapterQueue) -> None:
+        """Nothing of this queue runs any more; if nothing waits, forget it when it is time.
+
+        An idle queue or tenant is remembered for as long as its counter matters.
+        """
+        if is_idle_queue(queue):
+            queue.tenant.contenders.rest(queue)
+            if is_idle_tenant(queue.tenant):
+                self._contenders.rest(queue.tenant)
+        for tenant in self._contenders.forgettable():
+            for idle in tenant.queues.values():
+                self._unlist(idle)
+            tenant.queues.clear()
+            del self.tenants[tenant.name]
+        for idle in queue.tenant.contenders.forgettable():
+            if queue.tenant.queues.get(idle.adapter) is idle:
+                self._unlist(idle)
+                del queue.tenant.queues[idle.adapter]
+
+    def hold(self, tenant: Tenant) -> None:
+        """A quota holds all queues of a tenant back: they neither wait for a turn nor count."""
+        tenant.hold_clock.turn(True, self._time.now)
+        self._contenders.leave(tenant)
+        for order in (self.ready, self.unplaced, self.unfetched):
+            order.hide(tenant)
+
+    def reopen(self, tenant: Tenant) -> None:
+        """The quota holds no more: like an arrival."""
+        tenant.hold_clock.turn(False, self._time.now)
+        if tenant.num_waiting:
+            self._contenders.enter(tenant)
+        self.show(tenant)
+
+    def show(self, tenant: Tenant) -> None:
+        """Offer a tenant's queues where nothing forbids it."""
+        for order in (self.ready, self.unplaced, self.unfetched):
+            if not self._is_hidden(tenant, order):
+                order.show(tenant)
+
+    def refile(self, adapter: str) -> None:
+        """An adapter's state changed: move its queues to where they belong now."""
+        for queue in self._queues_of.get(adapter, ()):
+            self._file(queue)
+
+    def stop_at(self, queue: AdapterQueue | None, cause: WaitCause) -> None:
+        """Admission stopped at the head of this queue for want of `kv` or `budget`."""
+        stopped_before, self._stopped, self._stop_cause = self._stopped, queue, cause
+        for changed in (stopped_before, queue):
+            if changed is not None:
+                changed.ledger.change(self._cause_of(changed), self._time.now)
+
+    def _file(self, queue: AdapterQueue, *, has_older_head: bool = False) -> None:
+        order = self._order_of(queue) if queue else None
+        if queue.order is not None and queue.order is not order:
+            queue.order.discard(queue)
+        if order is not None and (queue.order is not order or has_older_head):
+            order.push(queue, hidden=self._is_hidden(queue.tenant, order))
+        queue.order = order
+        queue.ledger.change(self._cause_of(queue), self._time.now)
+
+    def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
+        return tenant.is_held or (order is self.unplaced and tenant.has_claim)
+
+    def _order_of(self, queue: AdapterQueue) -> FairOrder | None:
+        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
+        if adapter is None or adapter.state is SlotState.RESIDENT:
+            return self.ready
+        if adapter.state is not SlotState.ABSENT or adapter.is_claimed:
+            return None
+        if adapter.is_fetched:
+            return self.unplaced
+        return None if adapter.is_hastened else self.unfetched
+
+    def _cause_of(self, queue: AdapterQueue) -> WaitCause:
+        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
+        if adapter is not None and adapter.state is not SlotState.RESIDENT:
+            is_coming = adapter.state is SlotState.LOADING or (
+                adapter.state is SlotState.ABSENT and not adapter.is_fetched
+            )
+            return "load" if is_coming else "slot"
+        return self._stop_cause if queue is self._stopped else "turn"
+
+    def _unlist(self, queue: AdapterQueue) -> None:
+        if queue.adapter is not None:
+            queues = self._queues_of[queue.adapter]
+            del queues[queue]
+            if not queues:
+                del self._queues_of[queue.adapter]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if counts, indices and causes disagree."""
+        for tenant in self.tenants.values():
+            queues = tenant.queues.values()
+            assert tenant.num_waiting == sum(len(queue) for queue in queues), tenant.name
+            assert not tenant.is_held or tenant.num_running, f"{tenant.name}: held while idle"
+            for queue in queues:
+                assert queue.order is (self._order_of(queue) if queue else None), "misfiled"
+                assert queue.order is None or queue in queue.order, "not in its order"
+                assert not queue or queue.ledger.cause == self._cause_of(queue), "wrong cause"
+                if queue.adapter is not None:
+                    assert queue in self._queues_of[queue.adapter], "unlisted queue"
+        assert self.num_waiting == sum(t.num_waiting for t in self.tenants.values())
+        assert sum(map(len, self._queues_of.values())) == sum(
+            queue.adapter is not None for t in self.tenants.values() for queue in t.queues.values()
+        ), "a forgotten queue is listed"
