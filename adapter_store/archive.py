@@ -27,7 +27,7 @@ _PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 MAX_MEMBERS = 1000
 MAX_DIRECTORY_BYTES = 1 << 20
 MAX_NAME_LENGTH = 255
-MAX_RATIO = 100
+MAX_RATIO = 50
 """Trained weights hardly compress; a run of zeros does so 1000 to 1."""
 
 _CHUNK_BYTES = 1 << 20
@@ -65,11 +65,11 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
     extracted = ExtractedAdapter(into / CONFIG_NAME, into / WEIGHTS_NAME)
     try:
         with archive.open("rb") as file:
-            _check_end_record(file)
+            archive_bytes = _check_end_record(file)
             with zipfile.ZipFile(file) as unzip:
                 config, weights = _find_members(unzip.infolist())
-                _check_size(config, MAX_CONFIG_BYTES)
-                _check_size(weights, max_bytes - config.file_size)
+                _check_size(config, archive_bytes, MAX_CONFIG_BYTES)
+                _check_size(weights, archive_bytes, max_bytes - config.file_size)
                 _write_member(unzip, config, extracted.config)
                 try:
                     _write_member(unzip, weights, extracted.weights)
@@ -83,8 +83,11 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
     return extracted
 
 
-def _check_end_record(file: BinaryIO) -> None:
-    """Refuse what would make `zipfile` read a long list of members. It uses the last end record."""
+def _check_end_record(file: BinaryIO) -> int:
+    """Refuse what would make `zipfile` read a long list of members, which it finds as is done here.
+
+    Returns the archive's size in bytes.
+    """
     size = file.seek(0, 2)
     tail_start = max(0, size - _END_RECORD.size - _MAX_COMMENT)
     file.seek(tail_start)
@@ -105,6 +108,7 @@ def _check_end_record(file: BinaryIO) -> None:
         raise AdapterFormatError(
             "too_many_members", f"the archive has {members} members, at most {MAX_MEMBERS} are read"
         )
+    return size
 
 
 def _find_members(
@@ -146,12 +150,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
 
 
 def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    # macOS adds a folder of its own with a `._` twin for each file.
-    found = [
-        member
-        for member in members
-        if member.filename.split("/")[-1] == name and not member.filename.startswith("__MACOSX/")
-    ]
+    found = [member for member in members if member.filename.split("/")[-1] == name]
     if not found:
         pickles = [m.filename for m in members if m.filename.split("/")[-1] in _PICKLE_NAMES]
         if name == WEIGHTS_NAME and pickles:
@@ -180,8 +179,10 @@ def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
     return member
 
 
-def _check_size(member: zipfile.ZipInfo, max_bytes: int) -> None:
+def _check_size(member: zipfile.ZipInfo, archive_bytes: int, max_bytes: int) -> None:
     name = member.filename
+    if not 0 <= member.header_offset <= archive_bytes - member.compress_size:
+        raise zipfile.BadZipFile("a member lies outside the archive")
     if member.file_size > max_bytes:
         raise AdapterFormatError(
             "archive_too_large",

@@ -11,7 +11,7 @@ import resource
 import sys
 from typing import Literal, TypedDict
 
-CPU_SECONDS = 2
+CPU_SECONDS = 1
 MEMORY_BYTES = 512 << 20
 
 Mode = Literal["match", "fullmatch"]

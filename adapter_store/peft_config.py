@@ -111,21 +111,19 @@ class PeftConfig(msgspec.Struct, frozen=True):
 
     def result_fields(self) -> dict[str, Any]:
         """The fields that change the result, with defaults filled in and as plain JSON values."""
-        targets = "all-linear" if self.targets_all_linear else self.target_modules
-        return msgspec.to_builtins(
-            {
-                "r": self.r,
-                "lora_alpha": self.lora_alpha,
-                "use_rslora": self.use_rslora,
-                "target_modules": targets,
-                "exclude_modules": self.exclude_modules,
-                "layers_to_transform": self.layers_to_transform,
-                "layers_pattern": self.layers_pattern,
-                "rank_pattern": list(self.rank_pattern.items()),
-                "alpha_pattern": list(self.alpha_pattern.items()),
-                "modules_to_save": self.modules_to_save,
-            }
-        )
+        plain = {
+            "r": self.r,
+            "lora_alpha": self.lora_alpha,
+            "use_rslora": self.use_rslora,
+            "target_modules": "all-linear" if self.targets_all_linear else self.target_modules,
+            "exclude_modules": self.exclude_modules,
+            "layers_to_transform": self.layers_to_transform,
+            "layers_pattern": self.layers_pattern,
+            "rank_pattern": [list(item) for item in self.rank_pattern.items()],
+            "alpha_pattern": [list(item) for item in self.alpha_pattern.items()],
+            "modules_to_save": self.modules_to_save,
+        }
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in plain.items()}
 
     def canonical_json(self) -> bytes:
         """`result_fields` as one sequence of bytes: sorted keys, no spaces, ASCII."""

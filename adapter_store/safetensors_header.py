@@ -19,6 +19,10 @@ from adapter_store.errors import AdapterFormatError
 MAX_HEADER_BYTES = 100_000_000
 """The cap of the `safetensors` package itself."""
 
+# A zip (torch.save since 1.6) and pickle protocols 2 to 5. A sound header's length may begin so
+# too, therefore this only explains a length that cannot be.
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
 DTYPE_BITS: Mapping[str, int] = {
     "F4": 4,
     "F6_E2M3": 6,
@@ -122,13 +126,13 @@ def _read_raw_header(file: BinaryIO, file_size: int, max_header_bytes: int) -> b
     start = file.read(8)
     if len(start) < 8:
         raise AdapterFormatError("truncated_file", "the weights file is shorter than 8 bytes")
-    if start[:4] == b"PK\x03\x04" or start[:2] in (b"\x80\x02", b"\x80\x04"):
-        raise AdapterFormatError(
-            "not_safetensors",
-            "the weights look like a PyTorch pickle; only safetensors files are read",
-        )
     length = int.from_bytes(start, "little")
     if length > file_size - 8:
+        if start.startswith(_PICKLE_STARTS):
+            raise AdapterFormatError(
+                "not_safetensors",
+                "the weights look like a PyTorch pickle; only safetensors files are read",
+            )
         raise AdapterFormatError(
             "truncated_file",
             f"the safetensors header says {length} bytes, the file has {file_size - 8} left",
