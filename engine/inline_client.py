@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Self
 
 import msgspec
+import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter
@@ -174,6 +175,7 @@ class InlineEngineClient:
                 else:
                     await self._work.wait()
         except Exception as error:
+            structlog.get_logger("engine.inline").exception("engine_failed")
             self._error = error
             self._fail_all("the engine failed")
 

@@ -249,9 +249,9 @@ class ZmqEngineClient:
             return
         if isinstance(message, Welcome):
             self._on_welcome(message)
-        elif self._welcome is None:
+        elif self._welcome is None or message.generation < self._welcome.generation:
             return  # late words of an engine that counts as lost
-        elif message.generation != self._welcome.generation:
+        elif message.generation > self._welcome.generation:
             self._lose("the engine was restarted")
         else:
             self._last_heard = asyncio.get_running_loop().time()

@@ -1,0 +1,450 @@
+"""The service's client: streams, and tells at once when the engine is not there any more."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+import zmq
+
+from engine.client import EngineClient
+from engine.errors import EngineUnavailable, RequestRefused
+from engine.messages import (
+    Abort,
+    Accepted,
+    Alive,
+    ChoiceDelta,
+    ClientMessage,
+    EngineInfo,
+    EngineMessage,
+    Generate,
+    Heartbeat,
+    Hello,
+    Outputs,
+    RequestOutput,
+    Welcome,
+)
+from engine.scheduled_batch import ScheduledBatch
+from engine.wire import Codec
+from engine.zmq_client import ZmqEngineClient
+from tests.support.engine_server import ServerThread, engine_process, run_dir, server_thread
+from tests.support.scripted_engine import (
+    EOS,
+    ScriptedRunner,
+    digest_of,
+    echo,
+    endless,
+    put_fake_adapter,
+    request,
+)
+
+pytestmark = pytest.mark.anyio
+A, B = digest_of(1), digest_of(2)
+INFO = EngineInfo(
+    model="fake", fingerprint="0" * 64, vocab_size=10, eos_token_ids=[0], max_model_len=64,
+    block_size=16, num_kv_blocks=4, max_num_seqs=4, max_num_batched_tokens=16, max_loras=1,
+    max_lora_rank=8, dtype="float32", device="cpu",
+)  # fmt: skip
+
+
+def pace(batch: ScheduledBatch) -> None:
+    time.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    socket_path: Path,
+    cache_dir: Path | None = None,
+    *,
+    fetched: list[str] | None = None,
+    broken: frozenset[str] = frozenset(),
+    ready: bool = True,
+    dead_after: float = 30.0,
+) -> AsyncIterator[ZmqEngineClient]:
+    async def fetch(digest: str) -> None:
+        if fetched is not None:
+            fetched.append(digest)
+        if digest in broken or cache_dir is None:
+            raise FileNotFoundError("no such blob")
+        put_fake_adapter(cache_dir, digest)
+
+    client = ZmqEngineClient(socket_path, fetch, beat_seconds=0.1, dead_after=dead_after)
+    await client.start()
+    try:
+        if ready:
+            await client.wait_ready(20)
+        yield client
+    finally:
+        await client.close()
+
+
+async def run(client: EngineClient, *prompt: int, adapter: str | None = None) -> RequestOutput:
+    """Generate; the output tokens as one list and the last output."""
+    stream = await client.generate(request(client.next_request_id(), prompt, adapter=adapter))
+    tokens: list[int] = []
+    async for output in stream:
+        tokens += [token for delta in output.deltas for token in delta.token_ids]
+        if output.finished:
+            assert tokens == [*prompt, EOS] or output.error_code is not None
+            return output
+    raise AssertionError("the stream ended without a finished output")
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
+    """Wait until a condition holds; returns how long that took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds
+        await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+async def until_idle(client: ZmqEngineClient) -> None:
+    async with asyncio.timeout(10):
+        while (await client.stats()).running:
+            pass
+
+
+async def test_requests_stream_to_their_end() -> None:
+    with server_thread(ScriptedRunner(echo)) as server:
+        async with client_of(server.socket_path) as client:
+            assert client.is_ready and client.info.model == "scripted"
+            last = await run(client, 5, 6, 7)
+            assert last.timing is not None and last.error_code is None
+
+
+async def test_two_hundred_streams_at_once_and_nothing_is_left() -> None:
+    with server_thread(ScriptedRunner(echo)) as server:
+        async with client_of(server.socket_path) as client:
+            await asyncio.gather(*(run(client, 1 + n, 2, 3) for n in range(200)))
+            stats = await client.stats()
+            assert stats.running == stats.waiting == stats.kv_blocks_used == 0
+            server.parts.core.check_integrity()
+
+
+def test_it_works_under_uvloop() -> None:
+    async def scenario(server: ServerThread) -> None:
+        async with client_of(server.socket_path, server.cache_dir) as client:
+            await asyncio.gather(*(run(client, 1 + n, 2) for n in range(50)))
+            await run(client, 5, adapter=A)
+
+    with (
+        server_thread(ScriptedRunner(echo)) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(asyncio.wait_for(scenario(server), 30))
+
+
+async def test_refusals_are_raised_before_the_stream() -> None:
+    with server_thread(ScriptedRunner(echo)) as server:
+        async with client_of(server.socket_path) as client:
+            with pytest.raises(RequestRefused) as refusal:
+                await client.generate(request(1, [5] * 5000))
+            assert refusal.value.code == "context_length_exceeded"
+            with pytest.raises(RequestRefused) as refusal:
+                await client.generate(request(2, [300_000] * 4_000_000))
+            assert refusal.value.code == "request_too_large"
+            assert (await run(client, 5)).error_code is None
+
+
+async def test_before_the_engine_is_there_everything_says_so() -> None:
+    with run_dir() as folder:
+        async with client_of(folder / "none.sock", ready=False) as client:
+            assert not client.is_ready
+            with pytest.raises(EngineUnavailable):
+                _ = client.info
+            with pytest.raises(EngineUnavailable):
+                await client.generate(request(1, [5]))
+            with pytest.raises(EngineUnavailable):
+                await client.stats()
+            with pytest.raises(EngineUnavailable):
+                await client.wait_ready(0.2)
+            client.abort(1)
+            client.unload(A)
+
+
+async def test_a_cancelled_task_aborts_its_request_in_its_finally() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        async with client_of(server.socket_path) as client:
+            started = asyncio.Event()
+
+            async def consume() -> None:
+                stream = await client.generate(request(1, [5], max_tokens=2000))
+                try:
+                    async for _ in stream:
+                        started.set()
+                finally:
+                    client.abort(1)
+
+            task = asyncio.ensure_future(consume())
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            client.abort(1)
+            client.abort(12345)
+            await until_idle(client)
+
+
+async def test_a_task_cancelled_while_it_waits_for_acceptance_leaves_nothing_behind() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        async with client_of(server.socket_path) as client:
+            for number in range(1, 50):
+                task = asyncio.ensure_future(client.generate(request(number, [5], max_tokens=2000)))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                    client.abort(number)
+            stats = await client.stats()
+            assert stats.running == stats.waiting == 0
+
+
+async def test_a_slow_consumer_gets_every_token_in_fewer_outputs() -> None:
+    with server_thread(ScriptedRunner(endless)) as server:
+        async with client_of(server.socket_path) as client:
+            slow = await client.generate(request(1, [5], max_tokens=300))
+            await anext(slow)
+            await until_idle(client)
+            rest = [output async for output in slow]
+            tokens = sum(len(delta.token_ids) for output in rest for delta in output.deltas)
+            assert tokens >= 298 and len(rest) <= 2 and rest[-1].finished
+
+
+async def test_a_need_is_fetched_once_in_the_background() -> None:
+    fetched: list[str] = []
+    with server_thread(ScriptedRunner(echo)) as server:
+        async with client_of(server.socket_path, server.cache_dir, fetched=fetched) as client:
+            runs = [run(client, 5 + n, adapter=A) for n in range(100)]
+            outputs = await asyncio.gather(*runs)
+            assert all(output.error_code is None for output in outputs)
+            assert fetched == [A]
+
+
+async def test_a_fetch_that_fails_ends_that_adapters_requests_alone() -> None:
+    with server_thread(ScriptedRunner(echo)) as server:
+        async with client_of(server.socket_path, server.cache_dir, broken=frozenset([A])) as client:
+            bad, good, base = await asyncio.gather(
+                run(client, 5, adapter=A), run(client, 5, adapter=B), run(client, 5)
+            )
+            assert bad.error_code == "adapter_unavailable"
+            assert good.error_code is None and base.error_code is None
+
+
+async def test_kill_dash_nine_fails_what_is_pending_at_once_and_a_new_engine_serves() -> None:
+    with engine_process() as process:
+        process.start("slow")
+        async with client_of(process.socket_path) as client:
+            stream = await client.generate(request(1, [5], max_tokens=2000))
+            await anext(stream)
+            assert process.process is not None
+            process.process.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            with pytest.raises(EngineUnavailable):
+                async for _ in stream:
+                    pass
+            assert time.monotonic() - killed < 1.0
+            assert not client.is_ready
+            with pytest.raises(EngineUnavailable):
+                await client.generate(request(2, [5]))
+            process.process.wait()
+
+            process.start("echo")
+            await client.wait_ready(20)
+            assert (await run(client, 5, 6)).error_code is None
+            assert (await client.stats()).running == 0
+
+
+async def test_the_last_words_of_a_stopping_engine_arrive() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace), drain_seconds=0.2) as server:
+        async with client_of(server.socket_path) as client:
+            stream = await client.generate(request(1, [5], max_tokens=2000))
+            await anext(stream)
+            server.server.stop()
+            await until(lambda: not client.is_ready)
+            with pytest.raises(EngineUnavailable):
+                await client.generate(request(2, [5]))
+            outputs = [output async for output in stream]
+            assert outputs[-1].error_code == "engine_stopped"
+
+
+async def test_after_drain_no_request_is_taken_and_those_running_end_well() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        async with client_of(server.socket_path) as client, client_of(server.socket_path) as other:
+            stream = await client.generate(request(1, [5], max_tokens=100))
+            await client.drain()
+            assert not client.is_ready
+            await until(lambda: not other.is_ready)
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                await other.generate(request(1, [5]))
+            assert [output async for output in stream][-1].error_code is None
+
+
+async def test_close_fails_what_is_pending_and_may_be_called_again() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        async with client_of(server.socket_path) as client:
+            stream = await client.generate(request(1, [5], max_tokens=2000))
+            await client.close()
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                async for _ in stream:
+                    pass
+            assert not client.is_ready
+            client.abort(1)
+            client.unload(A)
+            with pytest.raises(EngineUnavailable):
+                await client.generate(request(2, [5]))
+
+
+class FakeEngine:
+    """A bare ROUTER that says what it is told to, on the test's own loop."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{socket_path}")
+        self._codec = Codec()
+        self.client = b""
+
+    async def receive(self, kind: type[ClientMessage]) -> ClientMessage:
+        """The next message of a kind; others are skipped."""
+        for _ in range(1000):
+            while self._socket.poll(0):
+                self.client, payload = self._socket.recv_multipart()
+                message = self._codec.decode_client(payload)
+                if isinstance(message, kind):
+                    return message
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"no {kind.__name__}")
+
+    def send(self, *messages: EngineMessage) -> None:
+        for message in messages:
+            self._socket.send_multipart((self.client, self._codec.encode(message)))
+
+    def send_bytes(self, payload: bytes) -> None:
+        self._socket.send_multipart((self.client, payload))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def fake_engine() -> Iterator[tuple[FakeEngine, Path]]:
+    with run_dir() as folder:
+        engine = FakeEngine(folder / "s")
+        try:
+            yield engine, folder / "s"
+        finally:
+            engine.close()
+
+
+async def accepted(engine: FakeEngine, client: ZmqEngineClient) -> AsyncIterator[RequestOutput]:
+    """A stream of request 1, queued at a fake engine of generation 1, session 10."""
+    await engine.receive(Hello)
+    engine.send(Welcome(1, INFO, 10))
+    await client.wait_ready(5)
+    generating = asyncio.ensure_future(client.generate(request(1, [5])))
+    message = await engine.receive(Generate)
+    assert isinstance(message, Generate) and message.session == 10
+    engine.send(Accepted(1, 1))
+    return await generating
+
+
+async def test_a_new_generation_fails_the_old_requests_and_drops_late_tokens() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False) as client:
+            stream = await accepted(engine, client)
+            engine.send(Alive(2))
+            with pytest.raises(EngineUnavailable, match="restarted"):
+                await anext(stream)
+            assert not client.is_ready
+            await engine.receive(Hello)
+            engine.send(Welcome(2, INFO, 11))
+            await client.wait_ready(5)
+            generating = asyncio.ensure_future(client.generate(request(2, [5])))
+            message = await engine.receive(Generate)
+            assert isinstance(message, Generate) and message.session == 11
+            engine.send(Accepted(2, 2))
+            fresh = await generating
+            engine.send(Outputs(1, [RequestOutput(2, [ChoiceDelta(0, [9])])]))
+            engine.send(Outputs(2, [RequestOutput(1, [ChoiceDelta(0, [9])])]))
+            engine.send(Outputs(2, [RequestOutput(2, [ChoiceDelta(0, [1])], finished=True)]))
+            tokens = [output.deltas[0].token_ids async for output in fresh]
+            assert tokens == [[1]]
+
+
+async def test_the_welcome_of_a_new_engine_fails_the_old_ones_requests() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False) as client:
+            stream = await accepted(engine, client)
+            engine.send(Welcome(2, INFO, 20))
+            with pytest.raises(EngineUnavailable):
+                await anext(stream)
+            assert client.is_ready
+            generating = asyncio.ensure_future(client.generate(request(2, [5])))
+            await engine.receive(Generate)
+            engine.send(Accepted(2, 2), Outputs(2, [RequestOutput(2, [], finished=True)]))
+            assert [output.finished async for output in await generating] == [True]
+
+
+async def test_an_engine_that_dropped_this_client_is_noticed_by_its_new_session() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False) as client:
+            stream = await accepted(engine, client)
+            engine.send(Welcome(1, INFO, 10))  # an answer to a second hello: nothing is lost
+            engine.send(Outputs(1, [RequestOutput(1, [ChoiceDelta(0, [3])])]))
+            assert (await anext(stream)).deltas[0].token_ids == [3]
+            engine.send(Welcome(1, INFO, 11))
+            with pytest.raises(EngineUnavailable, match="lost this client"):
+                await anext(stream)
+            assert client.is_ready
+
+
+async def test_a_silent_engine_counts_as_dead_and_its_requests_are_aborted() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False, dead_after=0.5) as client:
+            stream = await accepted(engine, client)
+            started = time.monotonic()
+            with pytest.raises(EngineUnavailable, match="silent"):
+                await anext(stream)
+            assert 0.4 < time.monotonic() - started < 2.0
+            assert not client.is_ready
+            message = await engine.receive(Abort)
+            assert isinstance(message, Abort) and message.request_id == 1
+            await engine.receive(Hello)
+            engine.send(Welcome(1, INFO, 10))
+            await client.wait_ready(5)
+
+
+async def test_stats_do_not_wait_for_ever() -> None:
+    with fake_engine() as (engine, path):
+        client = ZmqEngineClient(path, _no_fetch, beat_seconds=0.1, stats_timeout=0.2)
+        await client.start()
+        try:
+            await engine.receive(Hello)
+            engine.send(Welcome(1, INFO, 10))
+            await client.wait_ready(5)
+            with pytest.raises(EngineUnavailable, match="in time"):
+                await client.stats()
+        finally:
+            await client.close()
+
+
+async def test_it_beats_while_idle_and_survives_bytes_that_are_no_message() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False) as client:
+            stream = await accepted(engine, client)
+            engine.send_bytes(b"\xc1garbage")
+            for _ in range(3):
+                await engine.receive(Heartbeat)
+            engine.send(Outputs(1, [RequestOutput(1, [], finished=True)]))
+            assert [output.finished async for output in stream] == [True]
+
+
+async def _no_fetch(digest: str) -> None:
+    raise FileNotFoundError(digest)
