@@ -15,9 +15,10 @@ import msgspec
 from sqlalchemy import URL, Connection, event, make_url
 from sqlalchemy.exc import (
     ArgumentError,
+    DataError,
+    DBAPIError,
     IntegrityError,
-    InterfaceError,
-    OperationalError,
+    ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -160,6 +161,8 @@ class Database:
 async def _translated_errors() -> AsyncGenerator[None]:
     try:
         yield
-    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+    except (IntegrityError, ProgrammingError, DataError):
+        raise  # about the statement, not about the database
+    except (DBAPIError, PoolTimeoutError, OSError) as error:
         # The driver's text may quote the database's address; the cause keeps it for the log.
         raise RegistryUnavailable("the registry's database does not answer") from error

@@ -226,7 +226,7 @@ async def test_a_cancelled_holder_lets_go(tmp_path: Path):
     digest = "ab" + "0" * 62
     async with one.hold(digest):
         task = asyncio.create_task(two.hold(digest).__aenter__())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it is at the lock now
         assert not task.done()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,5 +1,6 @@
 import asyncio
 import sqlite3
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -165,16 +166,23 @@ async def test_a_time_without_a_zone_is_a_mistake(tmp_path: Path):
 
 
 async def test_a_database_that_does_not_answer_is_a_clear_error(tmp_path: Path):
-    database = Database(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder.db'}")
+    (tmp_path / "letter.txt").write_text("not a database, but a long letter. " * 100)
+    threads = set(threading.enumerate())
 
     async def work(session: AsyncSession) -> None:
         await session.execute(text("SELECT 1"))
 
-    for call in (database.read, database.write):
-        with pytest.raises(RegistryUnavailable) as caught:
-            await call(work)
-        assert str(tmp_path) not in caught.value.message
-    await database.close()
+    for path in (tmp_path / "no" / "such" / "folder.db", tmp_path / "letter.txt"):
+        database = Database(f"sqlite:///{path}")
+        for call in (database.read, database.write):
+            with pytest.raises(RegistryUnavailable) as caught:
+                await call(work)
+            assert str(tmp_path) not in caught.value.message
+        await database.close()
+    # After a failed open aiosqlite does not wait for its thread, which still reports to this loop.
+    for thread in set(threading.enumerate()) - threads:
+        if "connection_worker" in thread.name:
+            await asyncio.to_thread(thread.join)
 
 
 async def test_error_texts_hold_no_values(tmp_path: Path):
