@@ -24,6 +24,8 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class EventStream(ASGIResponse):
     """Sends a call that the engine has queued; ends it when the client goes away."""
 
+    _should_set_content_length = False  # Litestar's own switch, as its streaming response sets it
+
     def __init__(
         self, call: Call, reply: ReplyFormat, *, include_usage: bool, keep_alive_seconds: float
     ) -> None:

@@ -1,0 +1,195 @@
+"""The whole service on a loopback port: real HTTP, registry and blobs; the engine is a fake."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import uvicorn
+from litestar import Litestar
+from safetensors.numpy import save as save_safetensors
+
+from adapter_store.base_model import BaseModel, LinearShape
+from adapter_store.blobs import LocalBlobStore
+from adapter_store.registry.records import UsageRecord
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
+from engine.text.tokenizer import Tokenizer
+from loraplex.app import create_app
+from loraplex.services import Backends
+from loraplex.settings import (
+    AuthSettings,
+    EngineSettings,
+    ModelSettings,
+    RequestLimits,
+    Settings,
+    StorageSettings,
+    StreamSettings,
+    UploadLimits,
+)
+from tests.support.fake_engine import FakeEngine
+from tests.support.registry import create_schema, database_url
+from tests.support.tiny_tokenizers import write_byte_level_folder
+
+ADMIN_KEY = "admin-key-of-at-least-32-characters"
+HIDDEN = 16
+BASE = BaseModel(
+    name="tiny",
+    fingerprint="f" * 64,
+    architecture="LlamaForCausalLM",
+    num_layers=1,
+    hidden_size=HIDDEN,
+    vocab_size=400,
+    linears={
+        f"model.layers.0.self_attn.{name}_proj": LinearShape(HIDDEN, HIDDEN)
+        for name in ("q", "k", "v", "o")
+    },
+    other_modules=frozenset(("lm_head", "model.embed_tokens", "model.norm")),
+    tensors={},
+)
+
+
+def adapter_files(seed: int = 0, rank: int = 4) -> tuple[bytes, bytes]:
+    """The config and the weights of a small adapter of `BASE`."""
+    rng = np.random.default_rng(seed)
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": "tiny",
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    weights = {
+        f"{prefix}.lora_A.weight": rng.normal(size=(rank, HIDDEN)).astype(np.float32),
+        f"{prefix}.lora_B.weight": rng.normal(size=(HIDDEN, rank)).astype(np.float32),
+    }
+    return json.dumps(config).encode(), save_safetensors(weights)
+
+
+@dataclass(frozen=True)
+class TestService:
+    """A running service; `keys` are those of the tenants `acme` and `zen`, by `tenant:scope`."""
+
+    __test__ = False
+
+    url: str
+    app: Litestar
+    engine: FakeEngine
+    registry: Registry
+    blobs: LocalBlobStore
+    tokenizer: Tokenizer
+    root: Path
+    keys: dict[str, str]
+
+    def client(self, key: str | None = "acme:inference") -> httpx.AsyncClient:
+        """An HTTP client with a key by its name, or with none."""
+        headers = {} if key is None else {"authorization": f"Bearer {self.keys[key]}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+
+    def openai(self, key: str = "acme:inference", path: str = "/v1") -> openai.AsyncOpenAI:
+        """The official client, strict about what it gets."""
+        return openai.AsyncOpenAI(
+            base_url=self.url + path, api_key=self.keys[key], max_retries=0, timeout=20,
+            _strict_response_validation=True,
+        )  # fmt: skip
+
+    async def upload(
+        self, name: str, *, seed: int = 0, key: str = "acme:tenant", **form: str
+    ) -> dict[str, Any]:
+        """Upload an adapter and return the reply."""
+        config, weights = adapter_files(seed)
+        async with self.client(key) as client:
+            reply = await client.post(
+                "/v1/adapters",
+                data={"name": name, **form},
+                files={"config": ("c", config), "weights": ("w", weights)},
+            )
+        assert reply.is_success, reply.text
+        return reply.json()
+
+    async def usage(self, tenant: str = "acme", num_rows: int = 1) -> list[UsageRecord]:
+        """The newest usage rows, once there are so many."""
+        async with asyncio.timeout(10):
+            while True:
+                rows = await self.registry.list_usage(tenant)
+                if len(rows) >= num_rows:
+                    return rows
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def running_service(
+    root: Path,
+    engine: FakeEngine | None = None,
+    *,
+    requests: RequestLimits | None = None,
+    uploads: UploadLimits | None = None,
+    streams: StreamSettings | None = None,
+) -> AsyncIterator[TestService]:
+    for folder in ("blobs", "cache", "uploads"):
+        (root / folder).mkdir()
+    url = database_url(root)
+    await create_schema(url)
+    settings = Settings(
+        storage=StorageSettings(
+            database_url=url,
+            blobs_dir=str(root / "blobs"),
+            cache_dir=str(root / "cache"),
+            uploads_dir=str(root / "uploads"),
+        ),
+        engine=EngineSettings(engine_socket=str(root / "engine.sock"), model_dir=str(root)),
+        auth=AuthSettings(admin_key=ADMIN_KEY),
+        model=ModelSettings(served_model_names=("tiny-chat", "org/Tiny-Chat")),
+        requests=requests or RequestLimits(),
+        uploads=uploads or UploadLimits(),
+        streams=streams or StreamSettings(),
+    )
+    registry = Registry(Database(url), reserved_names=("tiny", "tiny-chat", "org/Tiny-Chat"))
+    keys = {"admin": ADMIN_KEY}
+    for tenant in ("acme", "zen"):
+        await registry.create_tenant(tenant)
+        for scope in ("inference", "tenant"):
+            keys[f"{tenant}:{scope}"] = (await registry.create_key(tenant, [scope])).plain
+    engine = engine or FakeEngine()
+    blobs = LocalBlobStore(root / "blobs")
+    tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer"))
+    backends = Backends(
+        engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE
+    )
+    app = create_app(settings, lambda: contextlib.nullcontext(backends))
+    async with _served(app) as base_url:
+        yield TestService(base_url, app, engine, registry, blobs, tokenizer, root, keys)
+    await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _served(app: Litestar) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio sees no TCP in such a socket and leaves Nagle's algorithm on: 40 ms a reply.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None,
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve([listener]))  # `serve` would take the signal handlers
+    while not server.started:
+        await asyncio.sleep(0.001)
+        if task.done():
+            task.result()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
