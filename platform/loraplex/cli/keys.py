@@ -8,7 +8,7 @@ import click
 from loraplex.cli.api_client import ApiClient
 from loraplex.cli.options import json_option, print_json, print_table, with_api
 
-SCOPES = ["inference", "tenant", "metrics", "admin"]
+SCOPES = ["inference", "tenant", "metrics"]
 
 
 @click.group()
@@ -51,8 +51,18 @@ def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
         print_json(found)
         return
     print_table(
-        ["id", "scopes", "created", "expires"],
-        ([k["id"], " ".join(k["scopes"]), k["created_at"], k["expires_at"]] for k in found["data"]),
+        ["id", "key", "scopes", "created", "expires", "revoked"],
+        (
+            [
+                k["id"],
+                k["hint"],
+                " ".join(k["scopes"]),
+                k["created_at"],
+                k["expires_at"],
+                k["revoked_at"],
+            ]
+            for k in found["data"]
+        ),
     )
 
 
