@@ -39,18 +39,14 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Name of the base in replies and statistics; None: the folder's name."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Text = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """`auto`: as the model was saved."""
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
-    batch_invariant: bool | None = None
-    """Tokens do not depend on what shares the batch; None: on for the CPU."""
     self_test: bool = True
     """Prove batch invariance on this machine before the socket is bound."""
 
     num_kv_blocks: Positive | None = None
     block_size: Positive = 16
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     max_model_len: Positive | None = None
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
@@ -73,11 +69,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hang_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """A step that takes longer hangs: the process ends, to be started anew."""
     log_format: Literal["json", "console"] = "json"
-
-    @property
-    def served_name(self) -> str:
-        """Name of the base model."""
-        return self.model_name or Path(self.model_dir).name
 
     @property
     def effective_max_cpu_loras(self) -> int:

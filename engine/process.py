@@ -4,6 +4,7 @@ Exit codes: 0 stopped by SIGTERM, 1 the engine failed, 2 a setting that can neve
 standard error says which), 3 its parent is gone, 4 a step hung.
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -62,44 +63,32 @@ def serve(parts: EngineParts, args: EngineArgs, stop: "_StopSignal | None" = Non
 def build_parts(args: EngineArgs) -> EngineParts:
     """Load the model and size everything around it; raises `ConfigError`."""
     _check_folder(Path(args.cache_dir))
+    config = scheduler_config(args)
     # Imports torch: settings that cannot work are refused before that takes its seconds.
     from engine.build_runner import build_runner
 
-    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     built = build_runner(
         Path(args.model_dir),
         dtype=args.dtype,
         num_kv_blocks=args.num_kv_blocks,
-        block_size=args.block_size,
-        max_num_seqs=max_num_seqs,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
         max_model_len=args.max_model_len,
-        max_loras=args.max_loras,
+        max_loras=config.max_loras,
         max_lora_rank=args.max_lora_rank,
         threads=args.num_threads,
+        self_test=args.self_test,
+        name=args.model_name,
     )
-    max_model_len = effective_max_model_len(
-        args, built.max_position_embeddings, built.num_kv_blocks
-    )
-    config = SchedulerConfig(
-        num_kv_blocks=built.num_kv_blocks,
-        block_size=args.block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=(
-            args.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
-        ),
-        max_model_len=max_model_len,
-        max_loras=args.max_loras,
-        max_queue_len=args.max_queue_len,
-        policy=args.policy,
-        enable_prefix_cache=args.enable_prefix_cache,
-        slot_debt_tokens=args.slot_debt_tokens,
+    config = dataclasses.replace(
+        config, num_kv_blocks=built.num_kv_blocks, max_model_len=built.max_model_len
     )
     info = EngineInfo(
-        model=args.served_name,
+        model=built.base.name,
         fingerprint=built.base.fingerprint,
         vocab_size=built.vocab_size,
         eos_token_ids=list(built.eos_token_ids),
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len,
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,
         max_num_seqs=config.max_num_seqs,
@@ -120,27 +109,25 @@ def build_parts(args: EngineArgs) -> EngineParts:
     )
 
 
-def effective_max_model_len(
-    args: EngineArgs, max_position_embeddings: int, num_kv_blocks: int
-) -> int:
-    """Tokens of a sequence at most: as asked for, else as many as model and KV pool take.
+def scheduler_config(args: EngineArgs) -> SchedulerConfig:
+    """The scheduler's settings, before the model has said what its KV pool and length can be.
 
-    Raises `ConfigError` if more was asked for than either takes.
+    Raises `ConfigError`.
     """
-    pool = num_kv_blocks * args.block_size
-    if args.max_model_len is None:
-        return min(max_position_embeddings, pool)
-    if args.max_model_len > max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len ({args.max_model_len}) is more than the model's "
-            f"{max_position_embeddings} positions"
-        )
-    if args.max_model_len > pool:
-        raise ConfigError(
-            f"max_model_len ({args.max_model_len}) is more than the {pool} tokens of "
-            f"{num_kv_blocks} KV blocks; lower it or raise num_kv_blocks"
-        )
-    return args.max_model_len
+    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    return SchedulerConfig(
+        num_kv_blocks=args.num_kv_blocks or 1,
+        block_size=args.block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=(
+            args.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+        ),
+        max_loras=args.max_loras,
+        max_queue_len=args.max_queue_len,
+        policy=args.policy,
+        enable_prefix_cache=args.enable_prefix_cache,
+        slot_debt_tokens=args.slot_debt_tokens,
+    )
 
 
 def _read_document(argv: Sequence[str]) -> bytes:

@@ -77,7 +77,10 @@ class ZmqEngineClient:
         self._welcome: Welcome | None = None
         """The engine's, while it is there."""
         self._info: EngineInfo | None = None
+        self._abandoned: tuple[int, list[int]] = 0, []
+        """The session that was lost last, and its requests."""
         self._is_draining = False
+        self._is_connected = False
         self._is_open = False
         self._last_heard = 0.0
         self._ready = asyncio.Event()
@@ -91,8 +94,8 @@ class ZmqEngineClient:
         self._socket.set(zmq.SNDHWM, QUEUE_LEN)
         self._socket.set(zmq.RCVHWM, QUEUE_LEN)
         self._socket.set(zmq.LINGER, 0)
-        # Only to an engine that is there: what was meant for a dead one is not for the next.
-        self._socket.set(zmq.IMMEDIATE, 1)
+        # Not IMMEDIATE: it drops what a dying engine said last and was not read yet. What it would
+        # keep from the next engine, requests of the one before, their session keeps from it.
         self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(
@@ -227,12 +230,10 @@ class ZmqEngineClient:
         while True:
             self._reader.read_all()  # what has arrived is not silence, if this loop was slow
             if self._welcome is None:
-                self._send(Hello())
+                if self._is_connected:  # else they would pile up
+                    self._send(Hello())
             elif loop.time() - self._last_heard > self._dead_after:
-                abandoned = list(self._streams)
                 self._lose(f"the engine has been silent for {self._dead_after:g} s")
-                for request_id in abandoned:  # it may only be slow
-                    self._send(Abort(request_id))
             else:
                 self._send(Heartbeat())
                 while self._unsent and self._send(self._unsent[0]):
@@ -269,6 +270,10 @@ class ZmqEngineClient:
         self._info = welcome.info
         self._is_draining = False
         self._ready.set()
+        session, request_ids = self._abandoned
+        if session == welcome.session:  # it was only slow, and runs what we have given up
+            for request_id in request_ids:
+                self._send_surely(Abort(request_id))
         self._log.info("engine_ready", generation=welcome.generation)
 
     def _on_answer(self, message: EngineMessage) -> None:
@@ -312,12 +317,16 @@ class ZmqEngineClient:
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
+            self._is_connected = False
             self._reader.read_all()  # its last words come before the news of its end
             self._lose("the engine's process ended")
         else:
+            self._is_connected = True
             self._send(Hello())
 
     def _lose(self, reason: str) -> None:
+        if self._welcome is not None:
+            self._abandoned = self._welcome.session, list(self._streams)
         self._welcome = None
         self._ready.clear()
         self._unsent.clear()

@@ -193,7 +193,8 @@ class EngineProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._generation = 0
 
-    def start(self, behaviour: str = "echo", **args: object) -> "subprocess.Popen[bytes]":
+    def start(self, behaviour: str | None = "echo", **args: object) -> "subprocess.Popen[bytes]":
+        """The scripted engine; with None the real one, whose `model_dir` is then needed."""
         self._generation += 1
         document = {
             "model_dir": str(self.folder),
@@ -204,7 +205,8 @@ class EngineProcess:
         }
         path = self.folder / "args.json"
         path.write_bytes(msgspec.json.encode(document))
-        command = [sys.executable, "-m", "tests.support.engine_server", str(path), behaviour]
+        module = ["tests.support.engine_server"] if behaviour else ["engine.process"]
+        command = [sys.executable, "-m", *module, str(path), *([behaviour] if behaviour else [])]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stderr=log)
         return self.process

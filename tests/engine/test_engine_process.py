@@ -1,0 +1,256 @@
+"""The engine as a process: arguments, signals, its parent, its end; with a model and without."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.engine_args import EngineArgs, parse_engine_args
+from engine.errors import ConfigError, EngineUnavailable
+from engine.hang_watch import HUNG_EXIT_CODE
+from engine.parent import ORPHANED_EXIT_CODE
+from engine.zmq_client import ZmqEngineClient
+from tests.support.engine_server import ROOT, EngineProcess, engine_process, run_dir
+from tests.support.scripted_engine import request
+from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+
+def document(folder: Path, **changes: object) -> dict[str, object]:
+    return {
+        "model_dir": str(folder),
+        "socket_path": str(folder / "engine.sock"),
+        "cache_dir": str(folder / "cache"),
+        "generation": 1,
+        **changes,
+    }
+
+
+async def _no_fetch(digest: str) -> None:
+    raise FileNotFoundError(digest)
+
+
+@contextlib.asynccontextmanager
+async def connect(process: EngineProcess) -> AsyncIterator[ZmqEngineClient]:
+    client = ZmqEngineClient(process.socket_path, _no_fetch, beat_seconds=0.1)
+    await client.start()
+    try:
+        await client.wait_ready(30)
+        yield client
+    finally:
+        await client.close()
+
+
+async def wait(process: "subprocess.Popen[bytes]") -> int:
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), 20)
+
+
+def run_engine(stdin: bytes, *argv: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [sys.executable, "-m", "engine.process", *argv],
+        input=stdin, capture_output=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_defaults_are_complete_and_consistent(tmp_path: Path) -> None:
+    args = parse_engine_args(json.dumps(document(tmp_path)))
+    assert args.effective_max_cpu_loras == 32 >= args.max_loras
+    assert msgspec.json.decode(msgspec.json.encode(args), type=EngineArgs) == args
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": "many"}, "max_num_seqs"),
+        ({"polcy": "chunked"}, "polcy"),
+        ({"policy": "fastest"}, "policy"),
+        ({"model_dir": "/nowhere"}, "model_dir"),
+        ({"socket_path": "/tmp/" + "x" * 100}, "socket_path"),
+        ({"socket_path": "engine.sock"}, "socket_path"),
+        ({"max_loras": 40, "max_cpu_loras": 8}, "max_cpu_loras"),
+    ],
+)
+def test_arguments_that_cannot_work_name_their_field(
+    tmp_path: Path, changes: dict[str, object], names: str
+) -> None:
+    with pytest.raises(ConfigError, match=names):
+        parse_engine_args(json.dumps(document(tmp_path, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_batched_tokens": 8}, "max_num_batched_tokens"),
+        ({"cache_dir": "/proc/cache"}, "cache_dir"),
+        ({}, "config.json"),
+    ],
+    ids=["arguments", "scheduler", "cache", "model"],
+)
+def test_a_config_error_is_one_line_and_exit_code_two(
+    tmp_path: Path, changes: dict[str, Any], names: str
+) -> None:
+    done = run_engine(json.dumps(document(tmp_path, **changes)).encode())
+    assert done.returncode == 2
+    [line] = done.stderr.decode().splitlines()
+    assert line.startswith("engine: ") and names in line
+
+
+def test_arguments_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps(document(tmp_path, max_loras=-1)))
+    done = run_engine(b"", str(path))
+    assert done.returncode == 2 and b"max_loras" in done.stderr
+    done = run_engine(b"", str(tmp_path / "none.json"))
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+
+
+async def test_sigterm_ends_an_idle_engine_and_ctrl_c_does_not() -> None:
+    with engine_process() as process:
+        child = process.start()
+        async with connect(process) as client:
+            child.send_signal(signal.SIGINT)
+            stats = await client.stats()
+            assert stats.running == 0
+            child.terminate()
+            assert await wait(child) == 0
+
+
+async def test_sigterm_lets_a_stream_finish() -> None:
+    with engine_process() as process:
+        child = process.start("slow")
+        async with connect(process) as client:
+            stream = await client.generate(request(1, [5], max_tokens=100))
+            await anext(stream)
+            child.terminate()
+            outputs = [output async for output in stream]
+            assert outputs[-1].error_code is None and outputs[-1].finished
+            assert await wait(child) == 0
+
+
+async def test_a_second_sigterm_ends_streams_with_a_last_output() -> None:
+    with engine_process() as process:
+        child = process.start("slow")
+        async with connect(process) as client:
+            stream = await client.generate(request(1, [5], max_tokens=2000))
+            await anext(stream)
+            child.terminate()
+            async with asyncio.timeout(10):
+                while client.is_ready:  # its stats call gives the loop its turn
+                    await client.stats()
+            with pytest.raises(EngineUnavailable):
+                await client.generate(request(2, [5]))
+            child.terminate()
+            assert [output async for output in stream][-1].error_code == "engine_stopped"
+            assert await wait(child) == 0
+
+
+async def test_a_failing_step_ends_streams_with_an_error_and_logs_no_prompt() -> None:
+    with engine_process() as process:
+        child = process.start("crash")
+        async with connect(process) as client:
+            prompt = [391, 392, 393]
+            stream = await client.generate(request(1, prompt, max_tokens=100))
+            assert [output async for output in stream][-1].error_code == "engine_error"
+            assert await wait(child) == 1
+            log = process.log_path.read_text()
+            assert "fell off the bus" in log
+            assert "391" not in log and "prompt_token_ids" not in log
+            assert all(json.loads(line)["process"] == "engine" for line in log.splitlines())
+
+
+async def test_a_step_that_hangs_ends_the_process() -> None:
+    with engine_process() as process:
+        child = process.start("hang", hang_seconds=1.0)
+        async with connect(process) as client:
+            stream = await client.generate(request(1, [5], max_tokens=100))
+            with pytest.raises(EngineUnavailable):
+                async for _ in stream:
+                    pass
+            assert await wait(child) == HUNG_EXIT_CODE
+            assert "step_hangs" in process.log_path.read_text()
+
+
+def test_an_engine_whose_parent_is_gone_already_ends() -> None:
+    with engine_process() as process:
+        child = process.start(parent_pid=2**22 - 1)
+        assert child.wait(20) == ORPHANED_EXIT_CODE
+
+
+def test_an_engine_dies_with_its_parent() -> None:
+    parent_code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'tests.support.engine_server', "
+        "sys.argv[1], 'echo'], stderr=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with run_dir() as folder:
+        path = folder / "args.json"
+        path.write_text(json.dumps(document(folder)))
+        parent = subprocess.Popen(
+            [sys.executable, "-c", parent_code, str(path)], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        try:
+            deadline = time.monotonic() + 20
+            while not (folder / "engine.sock").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
+        while _is_running(pid):
+            assert time.monotonic() < deadline + 10
+            time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+async def serve_and_ask(process: EngineProcess) -> None:
+    async with connect(process) as client:
+        info = client.info
+        assert info.eos_token_ids == [EOS_TOKEN_ID] and info.num_kv_blocks == 64
+        assert info.max_model_len == 512 and info.model == "tiny"
+
+        async def run() -> list[int]:
+            number = client.next_request_id()
+            stream = await client.generate(request(number, [5, 6, 7], max_tokens=8))
+            outputs = [output async for output in stream]
+            assert outputs[-1].error_code is None
+            return [t for output in outputs for d in output.deltas for t in d.token_ids]
+
+        first, *others = await asyncio.gather(*(run() for _ in range(4)))
+        assert 1 <= len(first) <= 8 and all(other == first for other in others)
+
+
+async def test_a_real_model_is_served_by_the_process_and_stops_on_sigterm(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "tiny")
+    with engine_process() as process:
+        child = process.start(
+            None, model_dir=str(tmp_path / "tiny"), num_kv_blocks=64, num_threads=1
+        )
+        await serve_and_ask(process)
+        child.terminate()
+        assert await wait(child) == 0
