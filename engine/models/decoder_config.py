@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -91,7 +92,7 @@ def read_decoder_config(model_dir: Path) -> DecoderConfig:
         raise ConfigError(f"config.json: model_type {model_type!r} is not one of {list(FAMILIES)}")
     try:
         config = AutoConfig.from_pretrained(model_dir)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ConfigError(f"{model_dir / 'config.json'} cannot be read: {error}") from error
     _refuse_unsupported(config, family)
     inv_freq, rope_scaling = _rotary_frequencies(config)
