@@ -1,0 +1,133 @@
+"""What a config says, and which configs are refused by name."""
+
+import shutil
+
+import pytest
+import torch
+
+from engine.build_runner import build_runner
+from engine.errors import ConfigError
+from engine.models.decoder_config import read_decoder_config
+from tests.support.tiny_models import edit_config, make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("configs")
+    return {name: make_tiny_model(folder / name, name) for name in ("llama", "qwen2")}
+
+
+@pytest.fixture
+def model(originals, tmp_path):
+    def copy(family: str, **changes):
+        shutil.copytree(originals[family], tmp_path / family)
+        edit_config(tmp_path / family, **changes)
+        return tmp_path / family
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of"),
+        ("llama", {"model_type": None}, "model_type None"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+        ("llama", {"head_dim": 15}, "head_dim"),
+        ("llama", {"is_causal": False}, "is_causal is False"),
+        ("llama", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_parameters.rope_type is 'dynamic'",
+        ),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "partial_rotary_factor is 0.5",
+        ),
+        ("qwen2", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
+        ("qwen2", {"sliding_window": 0}, "sliding_window"),
+        (
+            "qwen2",
+            {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},
+            "sliding_window is None; layer_types has sliding layers",
+        ),
+        ("llama", {"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_config_that_cannot_be_honoured_is_refused_by_name(model, family, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_decoder_config(model(family, **changes))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_an_unreadable_config_is_refused(model, content):
+    folder = model("llama")
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_decoder_config(folder)
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        read_decoder_config(tmp_path)
+
+
+def test_the_older_form_of_rope_scaling_is_understood(model):
+    old = {"rope_type": "linear", "factor": 4.0}
+    new = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+    folder = model("llama", rope_parameters=None, rope_scaling=old, rope_theta=5000.0)
+    before = read_decoder_config(folder)
+    edit_config(folder, rope_parameters=new, rope_scaling=None, rope_theta=None)
+    assert read_decoder_config(folder).inv_freq == before.inv_freq
+
+
+def test_eos_ids_come_from_the_generation_config_first(model):
+    folder = model("llama")
+    assert read_decoder_config(folder).eos_token_ids == (258,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert read_decoder_config(folder).eos_token_ids == (3, 5)
+    (folder / "generation_config.json").unlink()
+    edit_config(folder, eos_token_id=[7, 8])
+    assert read_decoder_config(folder).eos_token_ids == (7, 8)
+
+
+def test_windows_follow_the_layers(originals):
+    assert read_decoder_config(originals["qwen2"]).windows == (None, 70, 70)
+    assert read_decoder_config(originals["llama"]).windows == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, r"lacks the tensor 'model.layers.0.self_attn.q_proj.bias'"),
+        ({"intermediate_size": 95}, r"mlp.gate_proj.weight' is \(96, 64\), not \(95, 64\)"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "q_norm.weight"),
+    ],
+)
+def test_a_checkpoint_that_differs_from_its_config_is_refused_by_name(model, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build_runner(model("llama", head_dim=16, **changes), num_kv_blocks=4)
+
+
+def test_a_tensor_that_nobody_asked_for_is_refused_by_name(model):
+    folder = model("qwen2", model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match=r"'model.layers.0.self_attn.k_proj.bias'"):
+        build_runner(folder, num_kv_blocks=4)
+
+
+def test_the_checkpoints_dtype_is_the_default(model, tmp_path):
+    assert build_runner(model("llama"), num_kv_blocks=8).dtype == "float32"
+    half = make_tiny_model(tmp_path / "half", dtype=torch.float16)
+    assert build_runner(half, num_kv_blocks=8).dtype == "bfloat16"
