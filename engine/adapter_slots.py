@@ -145,9 +145,10 @@ class AdapterSlots:
         self._hastened.append(digest)
 
     def acquire(self, digest: str) -> int:
-        """A sequence of a resident adapter begins to run; returns the slot."""
+        """A sequence begins to run; returns the slot. A draining one takes no more but forks."""
         adapter = self._adapters[digest]
-        assert adapter.state is SlotState.RESIDENT and adapter.slot is not None
+        assert adapter.state is SlotState.RESIDENT or adapter.references
+        assert adapter.slot is not None
         adapter.references += 1
         return adapter.slot
 
