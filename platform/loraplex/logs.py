@@ -34,7 +34,10 @@ def structlog_plugin() -> StructlogPlugin:
                 logger_factory=structlog.PrintLoggerFactory(),
                 wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
                 log_exceptions="never",
-                standard_lib_logging_config=LoggingConfig(log_exceptions="never"),
+                standard_lib_logging_config=LoggingConfig(
+                    root={"level": "WARNING", "handlers": ["queue_listener"]},
+                    log_exceptions="never",
+                ),
             ),
             enable_middleware_logging=False,
         )

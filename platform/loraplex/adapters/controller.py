@@ -7,7 +7,7 @@ from litestar import Controller, delete, get, post, put
 from litestar.connection import Request
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath
 from litestar.response import Response
 
 from adapter_store.model_ref import check_adapter_name
@@ -16,7 +16,8 @@ from loraplex.adapters import schemas
 from loraplex.adapters.publishing import publish, remove_unused, upload_folder
 from loraplex.adapters.upload import receive_upload
 from loraplex.auth import Caller, requires_tenant_scope
-from loraplex.openapi import OpenAIError, errors, multipart_body, operation
+from loraplex.json_body import read_struct
+from loraplex.openapi import OpenAIError, errors, json_body, multipart_body, operation
 from loraplex.services import Services
 
 _UPLOAD = multipart_body(
@@ -121,23 +122,28 @@ class AdapterController(Controller):
         found = await services.backends.registry.list_versions(tenant.name, name)
         return schemas.VersionList([schemas.version(info) for info in found])
 
-    @put("/{name:str}/aliases/{alias:str}", operation_id=operation("moveAlias"))
+    @put(
+        "/{name:str}/aliases/{alias:str}",
+        operation_id=operation("moveAlias"),
+        operation_class=json_body(schemas.AliasMove),
+        responses=errors(OpenAIError, 409),
+    )
     async def move_alias(
         self,
         request: Request[Caller, None, Any],
         name: FromPath[str],
         alias: FromPath[str],
-        data: JSONBody[schemas.AliasMove],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
     ) -> schemas.Alias:
         """Point an alias at a version, atomically."""
+        move = await read_struct(request, schemas.AliasMove, services.settings.requests)
         change = await services.backends.registry.set_alias(
             tenant.name,
             name,
             alias,
-            data.version,
-            expect=data.expect,
+            move.version,
+            expect=move.expect,
             actor=request.user.actor,
         )
         return schemas.Alias(change.alias, change.version, change.previous)

@@ -37,8 +37,8 @@ async def multipart_events(
             boundary, max_segment_count=_MAX_PARTS, strict=True
         ) as parser:
             async for chunk in chunks:
-                if parser.closed:
-                    continue  # an epilogue: to be read, and of no meaning
+                if parser.closed and chunk:
+                    raise ValueError("data after the last boundary")
                 for event in parser.parse(chunk) if chunk else ():
                     if event is None:
                         yield PartEnd()

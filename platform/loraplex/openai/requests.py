@@ -8,13 +8,13 @@ from litestar.connection import Request
 from msgspec import Meta
 
 from loraplex.errors import InvalidRequest, UnsupportedField
+from loraplex.json_body import decode, decode_object, read_body
 from loraplex.openai.fields import (
     UNSUPPORTED_CHAT,
     UNSUPPORTED_COMPLETION,
     GenerationFields,
     refuse_unsupported,
 )
-from loraplex.openai.json_body import decode, decode_object, read_body
 from loraplex.settings import RequestLimits
 
 

@@ -7,12 +7,13 @@ import msgspec
 from litestar import Controller, delete, get, post
 from litestar.connection import Request
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath
 from msgspec import Meta
 
 from adapter_store.registry.records import KeyInfo, Scope, TenantInfo
 from loraplex.auth import Caller, requires_admin
-from loraplex.openapi import Problem, errors
+from loraplex.json_body import read_struct
+from loraplex.openapi import Problem, errors, json_body
 from loraplex.services import Services
 
 
@@ -82,17 +83,15 @@ class TenantController(Controller):
     tags = ("admin",)
     responses = errors(Problem, 400, 401, 403, 404, 409)
 
-    @post(operation_id="createTenant")
+    @post(operation_id="createTenant", operation_class=json_body(TenantCreate))
     async def create(
-        self,
-        request: Request[Caller, None, Any],
-        data: JSONBody[TenantCreate],
-        services: NamedDependency[Services],
+        self, request: Request[Caller, None, Any], services: NamedDependency[Services]
     ) -> Tenant:
         """Create a tenant."""
+        wanted = await read_struct(request, TenantCreate, services.settings.requests)
         registry = services.backends.registry
         return _tenant(
-            await registry.create_tenant(data.name, data.weight, actor=request.user.actor)
+            await registry.create_tenant(wanted.name, wanted.weight, actor=request.user.actor)
         )
 
     @get(operation_id="listTenants")
@@ -100,16 +99,15 @@ class TenantController(Controller):
         """List all tenants."""
         return TenantList([_tenant(t) for t in await services.backends.registry.list_tenants()])
 
-    @post("/{tenant_name:str}/keys", operation_id="createKey")
+    @post("/{tenant_name:str}/keys", operation_id="createKey", operation_class=json_body(KeyCreate))
     async def create_key(
         self,
         request: Request[Caller, None, Any],
         tenant_name: FromPath[str],
         services: NamedDependency[Services],
-        data: JSONBody[KeyCreate | None] = None,
     ) -> CreatedKey:
         """Create a key of a tenant; it is shown in this reply only."""
-        wanted = data or KeyCreate()
+        wanted = await read_struct(request, KeyCreate, services.settings.requests)
         created = await services.backends.registry.create_key(
             tenant_name,
             wanted.scopes or ("inference",),

@@ -16,8 +16,15 @@ from loraplex.settings import RequestLimits
 T = TypeVar("T")
 
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-_PATH = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"missing required field `([^`]+)`")
+_PATH = re.compile(r"^(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"(missing required|contains unknown) field `([^`]+)`")
+
+
+async def read_struct(request: Request[Any, Any, Any], type_: type[T], limits: RequestLimits) -> T:
+    """Read a whole body as a struct; an empty one counts as `{}`. Raises `InvalidRequest`."""
+    body = await read_body(request, limits) or b"{}"
+    _check_depth(body, limits.max_json_depth)
+    return decode(body, type_)
 
 
 async def read_body(request: Request[Any, Any, Any], limits: RequestLimits) -> bytes:
@@ -56,9 +63,11 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
     found = _PATH.match(str(error))
     assert found is not None
     message, path = found[1], (found[2] or "").replace("[...]", "")
-    missing = _MISSING.search(message)
-    if missing is not None:
-        path = f"{path}.{missing[1]}" if path else missing[1]
+    named = _NAMED.search(message)
+    if named is not None:
+        path = f"{path}.{named[2]}" if path else named[2]
+        if named[1] == "contains unknown":
+            return InvalidRequest(path, f"`{path}` is not a field of this", code="unknown_field")
         return InvalidRequest(path, f"`{path}` is missing", code="missing_field")
     if not path:
         return InvalidRequest(None, message)

@@ -1,0 +1,224 @@
+"""Uploads on the wire: caps, deadlines, malformed bodies, and flat memory."""
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from loraplex.settings import UploadLimits
+from tests.support.service import TestService, adapter_files, running_service
+
+pytestmark = pytest.mark.anyio
+
+BOUNDARY = b"frontier"
+HEADERS = {"content-type": "multipart/form-data; boundary=frontier"}
+
+
+def part(name: bytes, content: bytes, filename: bytes | None = None) -> bytes:
+    extra = b"" if filename is None else b'; filename="%b"' % filename
+    return b'--%b\r\ncontent-disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (
+        BOUNDARY,
+        name,
+        extra,
+        content,
+    )
+
+
+def body(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--%b--\r\n" % BOUNDARY
+
+
+def good_parts() -> tuple[bytes, bytes, bytes]:
+    config, weights = adapter_files()
+    return (
+        part(b"name", b"legal"),
+        part(b"config", config, b"adapter_config.json"),
+        part(b"weights", weights, b"adapter_model.safetensors"),
+    )
+
+
+async def post(client: httpx.AsyncClient, content: bytes | AsyncIterator[bytes]) -> httpx.Response:
+    return await client.post("/v1/adapters", content=content, headers=HEADERS)
+
+
+def files_of_uploads(service: TestService) -> list[str]:
+    return [path.name for path in (service.root / "uploads").rglob("*")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "code"),
+    [
+        ([part(b"name", b"\xff\xfe")], "name", "invalid_value"),
+        ([part(b"name", b"a"), part(b"name", b"b")], "name", "duplicate_part"),
+        ([part(b"config", b"{}"), part(b"config", b"{}")], "config", "duplicate_part"),
+        ([part(b"weights", b"", b"a"), part(b"weights", b"", b"b")], "weights", "duplicate_part"),
+        ([part(b"weight", b"x")], "weight", "unknown_part"),
+        ([part(b"", b"x")], "", "unknown_part"),
+        ([part(b"config", b"{}"), part(b"weights", b"x")], "name", "missing_field"),
+        ([part(b"name", b"a"), part(b"weights", b"x")], "config", "missing_field"),
+        ([part(b"name", b"a"), part(b"config", b"x")], "weights", "missing_field"),
+        ([part(b"name", b"a")], "config", "missing_field"),
+        (
+            [part(b"name", b"a"), part(b"config", b"x"), part(b"archive", b"x")],
+            "config",
+            "invalid_value",
+        ),
+        ([*good_parts(), part(b"publish", b"maybe")], "publish", "invalid_value"),
+        ([*good_parts(), part(b"publish", b"\xff")], "publish", "invalid_value"),
+        ([part(b"name", b"x" * 2000)], "name", "upload_too_large"),
+        ([part(b"config", b"x" * (2**20 + 1))], "config", "upload_too_large"),
+    ],
+)
+async def test_a_wrong_part_is_named(tmp_path, parts, param, code):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        reply = await post(client, body(*parts))
+        error = reply.json()["error"]
+        assert 400 <= reply.status_code < 500
+        assert (error["param"], error["code"]) == (param, code)
+        assert await service.blobs.list() == []
+        assert files_of_uploads(service) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "headers"),
+    [
+        (b"", HEADERS),
+        (b"no boundary at all", HEADERS),
+        (body(*good_parts()) + b"and more", HEADERS),
+        (b"".join(good_parts()), HEADERS),
+        (body(*good_parts())[:200], HEADERS),
+        (b"--frontier\r\nno-header\r\n\r\nx\r\n--frontier--\r\n", HEADERS),
+        (b"--frontier\r\ncontent-disposition: \xff\xfe\r\n\r\nx\r\n--frontier--\r\n", HEADERS),
+        (b"--frontier\r\n" + b"x: y\r\n" * 100 + b"\r\n\r\n", HEADERS),
+        (b"--frontier\r\nx: " + b"y" * 100_000, HEADERS),
+        (body(*[part(b"weights", b"")] * 1) * 50, HEADERS),
+        (b"{}", {"content-type": "application/json"}),
+        (b"a=b", {"content-type": "application/x-www-form-urlencoded"}),
+        (body(*good_parts()), {"content-type": "multipart/form-data"}),
+        (body(*good_parts()), {"content-type": "multipart/form-data; boundary="}),
+        (body(*good_parts()), {"content-type": "multipart/form-data; boundary=other"}),
+        (body(*good_parts()), {}),
+    ],
+)
+async def test_a_malformed_body_is_400(tmp_path, content, headers):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        reply = await client.post("/v1/adapters", content=content, headers=headers)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["code"]
+        assert await service.blobs.list() == []
+        assert files_of_uploads(service) == []
+
+
+async def test_file_names_never_become_paths(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        before = {p for p in tmp_path.parent.rglob("*") if "blobs" not in p.parts}
+        for filename in [
+            b"../../evil", b"/etc/passwd", b"..\\..\\evil", b"C:\\evil", b"a%00b", b"\xff\xfe",
+            b"x" * 4000, b"", b".",
+        ]:  # fmt: skip
+            config, weights = adapter_files()
+            content = body(
+                part(b"name", b"legal"), part(b"config", config, filename),
+                part(b"weights", weights, filename),
+            )  # fmt: skip
+            reply = await post(client, content)
+            assert reply.status_code in {200, 201, 400}, reply.text
+        after = {p for p in tmp_path.parent.rglob("*") if "blobs" not in p.parts}
+        assert {p for p in after - before if not p.name.startswith("registry.db")} == set()
+
+
+async def test_bytes_may_come_in_any_pieces(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        content = body(*good_parts())
+
+        async def pieces(size: int) -> AsyncIterator[bytes]:
+            for start in range(0, len(content), size):
+                yield content[start : start + size]
+
+        for size in (1, 7, 64, 100_000):
+            reply = await post(client, pieces(size))
+            assert reply.status_code in {200, 201}, reply.text
+
+
+async def test_over_the_cap_is_413_announced_or_not(tmp_path):
+    limits = UploadLimits(max_upload_bytes=100_000)
+    async with (
+        running_service(tmp_path, uploads=limits) as service,
+        service.client("acme:tenant") as client,
+    ):
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield part(b"name", b"legal") + part(b"weights", b"", b"w")[:-2]
+            for _ in range(100):
+                yield b"x" * 10_000
+
+        for content in (body(part(b"weights", b"x" * 200_000)), endless()):
+            reply = await post(client, content)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (413, "upload_too_large")
+        assert files_of_uploads(service) == []
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        UploadLimits(upload_idle_seconds=0.1),
+        UploadLimits(upload_idle_seconds=5, upload_seconds=0.1),
+    ],
+)
+async def test_a_slow_upload_is_408_and_leaves_nothing(tmp_path, limits):
+    async with running_service(tmp_path, uploads=limits) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        start = part(b"name", b"legal") + part(b"weights", b"x" * 1000, b"w")
+        writer.write(
+            f"POST /v1/adapters HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
+            f"authorization: Bearer {service.keys['acme:tenant']}\r\n"
+            f"content-type: {HEADERS['content-type']}\r\n\r\n".encode()
+            + start
+        )
+        status = (await asyncio.wait_for(reader.readline(), 5)).split(b" ")[1]
+        assert status == b"408"
+        writer.close()
+        assert files_of_uploads(service) == []
+
+
+async def test_a_client_that_goes_away_leaves_nothing(tmp_path):
+    async with running_service(tmp_path) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            f"POST /v1/adapters HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n"
+            f"authorization: Bearer {service.keys['acme:tenant']}\r\n"
+            f"content-type: {HEADERS['content-type']}\r\n\r\n".encode()
+            + part(b"weights", b"x" * 3_000_000, b"w")
+        )
+        async with asyncio.timeout(5):
+            while not files_of_uploads(service):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            writer.close()
+            while files_of_uploads(service):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+
+async def test_memory_stays_flat_while_a_large_upload_comes_in(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        chunk = bytes(1 << 20)
+
+        async def large() -> AsyncIterator[bytes]:
+            yield part(b"name", b"legal") + part(b"config", adapter_files()[0], b"c")
+            yield part(b"weights", b"", b"w")[:-2]
+            for _ in range(64):
+                yield chunk
+            yield b"\r\n" + body()
+
+        tracemalloc.start()
+        try:
+            reply = await post(client, large())
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert reply.status_code == 422  # 64 MiB of zeros are no safetensors file
+        assert peak < 16 << 20, f"{peak >> 20} MiB"
+        assert files_of_uploads(service) == []
