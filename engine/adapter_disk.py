@@ -5,12 +5,15 @@ This side only reads and removes; what it removes it renames first, so that nobo
 half an adapter.
 """
 
+import contextlib
 import os
 import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from pathlib import Path
+
+import structlog
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -34,6 +37,7 @@ class AdapterDisk:
         self._discard = discard
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._num_removed = 0
+        self._log = structlog.get_logger("engine.adapters")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._adopt_existing()
 
@@ -60,19 +64,19 @@ class AdapterDisk:
 
     def touch(self, digest: str) -> None:
         """Let the order of use survive a restart: it is read back from the folder's mtime."""
-        try:
+        with contextlib.suppress(OSError):  # gone, or a disk that became read-only
             os.utime(self.path(digest))
-        except FileNotFoundError:
-            self._sizes.pop(digest, None)
 
     def remove(self, digest: str) -> None:
-        """Take an adapter off the disk; harmless if it is not there."""
+        """Take an adapter off the disk; harmless if it is not there or cannot be removed."""
         self._sizes.pop(digest, None)
         self._num_removed += 1
         trash = self._root / f"{_TRASH_PREFIX}{digest}-{os.getpid()}-{self._num_removed}"
         try:
             self.path(digest).rename(trash)
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._log.warning("not_removed", adapter=digest[:12], reason=str(error))
             return
         self._discard(trash)
 

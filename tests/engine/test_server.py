@@ -367,12 +367,12 @@ def test_an_idle_engine_sleeps() -> None:
         client = server.joined_client()
         client.send(Generate(request(1, [5])))
         client.receive_last(1)
-        before = time.thread_time(), time.process_time()
+        before = time.process_time()
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             client.try_receive(0.25)
             client.send(Heartbeat())
-        assert time.process_time() - before[1] < 0.5
+        assert time.process_time() - before < 0.5
 
 
 def test_stop_finishes_what_runs_and_refuses_the_rest() -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import uvloop
@@ -205,15 +206,39 @@ async def test_a_task_cancelled_while_it_waits_for_acceptance_leaves_nothing_beh
             assert stats.running == stats.waiting == 0
 
 
+async def test_five_hundred_random_aborts_under_load_leave_nothing_behind() -> None:
+    random = Random(7)
+    with server_thread(ScriptedRunner(endless)) as server:
+        async with client_of(server.socket_path, server.cache_dir) as client:
+
+            async def one(number: int) -> None:
+                adapter = digest_of(random.randrange(12)) if random.random() < 0.5 else None
+                new = request(number, [1 + number % 50] * 20, adapter=adapter, max_tokens=60)
+                stream = await client.generate(new)
+                for _ in range(random.randrange(6)):
+                    if (await anext(stream)).finished:
+                        return
+                client.abort(number)
+                if random.random() < 0.3:
+                    client.abort(number)
+
+            await asyncio.gather(*(one(number) for number in range(1, 501)))
+            stats = await client.stats()
+            assert stats.running == stats.waiting == stats.kv_blocks_used == 0
+            server.parts.core.check_integrity()
+            server.parts.host.check_integrity()
+
+
 async def test_a_slow_consumer_gets_every_token_in_fewer_outputs() -> None:
     with server_thread(ScriptedRunner(endless)) as server:
         async with client_of(server.socket_path) as client:
             slow = await client.generate(request(1, [5], max_tokens=300))
-            await anext(slow)
+            first = await anext(slow)
             await until_idle(client)
             rest = [output async for output in slow]
-            tokens = sum(len(delta.token_ids) for output in rest for delta in output.deltas)
-            assert tokens >= 298 and len(rest) <= 2 and rest[-1].finished
+            deltas = [delta for output in [first, *rest] for delta in output.deltas]
+            assert sum(len(delta.token_ids) for delta in deltas) == 300
+            assert len(rest) <= 2 and rest[-1].finished
 
 
 async def test_a_need_is_fetched_once_in_the_background() -> None:
