@@ -6,6 +6,8 @@ import time
 import pytest
 
 from adapter_store.errors import RegistryUnavailable
+from tests.support.fake_engine import info
+from tests.support.registry import open_registry
 from tests.support.service import ADMIN_KEY, running_service
 
 pytestmark = pytest.mark.anyio
@@ -110,15 +112,7 @@ async def test_two_requests_of_one_label_are_two_usage_rows(tmp_path):
 async def test_logs_name_the_request_and_hold_no_text_and_no_key(tmp_path, capfd):
     async with running_service(tmp_path) as service, service.client() as client:
         service.engine.script = lambda request: service.tokenizer.encode(SECRET, False)
-        service.engine.info = service.engine.info.__class__(
-            **{
-                **{
-                    n: getattr(service.engine.info, n)
-                    for n in service.engine.info.__struct_fields__
-                },
-                "max_model_len": 512,
-            }
-        )
+        service.engine.info = info(max_model_len=512)
         chat = {"model": "base", "messages": [{"role": "user", "content": SECRET}]}
         await client.post("/v1/chat/completions", json=chat)
         await client.post("/v1/chat/completions", json={**chat, "stream": True})
@@ -163,12 +157,9 @@ async def test_usage_is_not_lost_while_the_database_is_away(tmp_path, monkeypatc
 
 
 async def test_what_is_queued_is_written_when_the_service_stops(tmp_path):
-    from tests.support.registry import database_url, open_registry
-
     async with running_service(tmp_path) as service, service.client() as client:
         service.engine.script = lambda request: [7]
         for _ in range(20):
             await client.post("/v1/completions", json={"model": "base", "prompt": "x"})
-    assert database_url(tmp_path)
     async with open_registry(tmp_path) as registry:
         assert len(await registry.list_usage("acme")) == 20

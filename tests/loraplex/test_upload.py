@@ -86,7 +86,6 @@ async def test_a_wrong_part_is_named(tmp_path, parts, param, code):
     [
         (b"", HEADERS),
         (b"no boundary at all", HEADERS),
-        (body(*good_parts()) + b"and more", HEADERS),
         (b"".join(good_parts()), HEADERS),
         (body(*good_parts())[:200], HEADERS),
         (b"--frontier\r\nno-header\r\n\r\nx\r\n--frontier--\r\n", HEADERS),
@@ -131,7 +130,7 @@ async def test_file_names_never_become_paths(tmp_path):
 
 async def test_bytes_may_come_in_any_pieces(tmp_path):
     async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
-        content = body(*good_parts())
+        content = b"preamble\r\n" + body(*good_parts()) + b"epilogue"
 
         async def pieces(size: int) -> AsyncIterator[bytes]:
             for start in range(0, len(content), size):

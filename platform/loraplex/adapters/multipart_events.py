@@ -33,12 +33,8 @@ async def multipart_events(
             None, "the body must be multipart/form-data with a boundary", code="not_multipart"
         )
     try:
-        with _multipart.PushMultipartParser(
-            boundary, max_segment_count=_MAX_PARTS, strict=True
-        ) as parser:
+        with _multipart.PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
             async for chunk in chunks:
-                if parser.closed and chunk:
-                    raise ValueError("data after the last boundary")
                 for event in parser.parse(chunk) if chunk else ():
                     if event is None:
                         yield PartEnd()
