@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from adapter_store.digest import hash_files
+from engine.client import FetchAdapter
 from engine.engine_args import EngineArgs, parse_engine_args
-from engine.errors import ConfigError, EngineUnavailable
+from engine.errors import AdapterUnavailable, ConfigError, EngineUnavailable
 from engine.hang_watch import HUNG_EXIT_CODE
 from engine.parent import ORPHANED_EXIT_CODE
 from engine.zmq_client import ZmqEngineClient
 from tests.support.engine_server import ROOT, EngineProcess, engine_process, run_dir
 from tests.support.scripted_engine import request
-from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_model
+from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_adapter, make_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +45,10 @@ async def _no_fetch(digest: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connect(process: EngineProcess) -> AsyncIterator[ZmqEngineClient]:
-    client = ZmqEngineClient(process.socket_path, _no_fetch, beat_seconds=0.1)
+async def connect(
+    process: EngineProcess, fetch: FetchAdapter = _no_fetch
+) -> AsyncIterator[ZmqEngineClient]:
+    client = ZmqEngineClient(process.socket_path, fetch, beat_seconds=0.1)
     await client.start()
     try:
         await client.wait_ready(30)
@@ -228,29 +233,56 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-async def serve_and_ask(process: EngineProcess) -> None:
-    async with connect(process) as client:
-        info = client.info
-        assert info.eos_token_ids == [EOS_TOKEN_ID] and info.num_kv_blocks == 64
-        assert info.max_model_len == 512 and info.model == "tiny"
+class AdapterFolder:
+    """Fetches one adapter, damaged at first, and no other."""
 
-        async def run() -> list[int]:
-            number = client.next_request_id()
-            stream = await client.generate(request(number, [5, 6, 7], max_tokens=8))
-            outputs = [output async for output in stream]
-            assert outputs[-1].error_code is None
-            return [t for output in outputs for d in output.deltas for t in d.token_ids]
+    def __init__(self, source: Path, cache_dir: Path) -> None:
+        weights = source / "adapter_model.safetensors"
+        self.digest = hash_files((source / "adapter_config.json").read_bytes(), weights)
+        self.num_fetches = 0
+        self._source = source
+        self._cache_dir = cache_dir
 
-        first, *others = await asyncio.gather(*(run() for _ in range(4)))
-        assert 1 <= len(first) <= 8 and all(other == first for other in others)
+    async def fetch(self, digest: str) -> None:
+        if digest != self.digest:
+            raise FileNotFoundError("no such blob")
+        self.num_fetches += 1
+        target = self._cache_dir / digest
+        await asyncio.to_thread(shutil.copytree, self._source, target)
+        if self.num_fetches == 1:
+            weights = target / "adapter_model.safetensors"
+            damaged = bytearray(weights.read_bytes())
+            damaged[-1] ^= 1
+            weights.write_bytes(damaged)
 
 
-async def test_a_real_model_is_served_by_the_process_and_stops_on_sigterm(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path / "tiny")
+async def ask(client: ZmqEngineClient, adapter: str | None = None) -> list[int]:
+    number = client.next_request_id()
+    stream = await client.generate(request(number, [5, 6, 7], adapter=adapter, max_tokens=8))
+    outputs = [output async for output in stream]
+    if outputs[-1].error_code is not None:
+        raise AdapterUnavailable(adapter or "", outputs[-1].error_code)
+    return [t for output in outputs for d in output.deltas for t in d.token_ids]
+
+
+async def test_a_real_model_and_a_real_adapter_are_served_by_the_process(tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path / "tiny")
+    source = make_tiny_adapter(tmp_path / "adapter", model_dir, strength=2.0)
     with engine_process() as process:
-        child = process.start(
-            None, model_dir=str(tmp_path / "tiny"), num_kv_blocks=64, num_threads=1
-        )
-        await serve_and_ask(process)
-        child.terminate()
-        assert await wait(child) == 0
+        child = process.start(None, model_dir=str(model_dir), num_kv_blocks=64, num_threads=1)
+        adapter = AdapterFolder(source, process.folder / "cache")
+        async with connect(process, adapter.fetch) as client:
+            info = client.info
+            assert info.eos_token_ids == [EOS_TOKEN_ID] and info.num_kv_blocks == 64
+            assert info.max_model_len == 512 and info.model == "tiny"
+            base, *others = await asyncio.gather(*(ask(client) for _ in range(4)))
+            assert 1 <= len(base) <= 8 and all(other == base for other in others)
+            adapted, again = await asyncio.gather(ask(client, adapter.digest), ask(client))
+            assert adapted != base == again
+            assert adapter.num_fetches == 2  # the damaged files were noticed and asked for again
+            stats = await client.stats()
+            assert stats.resident == [adapter.digest] and stats.host_adapter_bytes > 0
+            with pytest.raises(AdapterUnavailable, match="adapter_unavailable"):
+                await ask(client, "f" * 64)
+            child.terminate()
+            assert await wait(child) == 0
