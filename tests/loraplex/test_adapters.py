@@ -165,24 +165,25 @@ async def test_a_reserved_or_ill_formed_name_is_refused_before_the_weights_are_r
         assert leftovers(service) == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "..", "%2e%2e", "..%2f..%2fetc", "%2fetc%2fpasswd", "a%00b", "C:%5Cx", "x" * 10_000,
-        "l%D0%B5gal", "legal%20", "LEGAL", "%ff",
-    ],
-)  # fmt: skip
-async def test_odd_names_in_a_path_find_nothing(tmp_path, path):
+ODD_NAMES = [
+    "..", "%2e%2e", "..%2f..%2fetc", "%2fetc%2fpasswd", "a%00b", "C:%5Cx", "x" * 10_000,
+    "l%D0%B5gal", "legal%20", "LEGAL", "%ff",
+]  # fmt: skip
+
+
+async def test_odd_names_in_a_path_find_nothing(tmp_path):
     async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
         await service.upload("legal")
-        for method, url in [
-            ("GET", f"/v1/adapters/{path}"), ("DELETE", f"/v1/adapters/{path}"),
-            ("GET", f"/v1/adapters/{path}/versions"),
-            ("PUT", f"/v1/adapters/{path}/aliases/default"),
-            ("PUT", f"/v1/adapters/legal/aliases/{path}"),
-        ]:  # fmt: skip
-            reply = await client.request(method, url, json={"version": 1})
-            assert 400 <= reply.status_code < 500, (method, url, reply.status_code)
+        for path in ODD_NAMES:
+            for method, url in [
+                ("GET", f"/v1/adapters/{path}"),
+                ("DELETE", f"/v1/adapters/{path}"),
+                ("GET", f"/v1/adapters/{path}/versions"),
+                ("PUT", f"/v1/adapters/{path}/aliases/default"),
+                ("PUT", f"/v1/adapters/legal/aliases/{path}"),
+            ]:
+                reply = await client.request(method, url, json={"version": 1})
+                assert 400 <= reply.status_code < 500, (method, url, reply.status_code)
         assert (await client.get("/v1/adapters/legal")).json()["aliases"] == {"default": 1}
 
 
