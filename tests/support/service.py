@@ -85,6 +85,7 @@ class TestService:
     url: str
     app: Litestar
     engine: FakeEngine
+    """Or another client, where a test gave one."""
     registry: Registry
     blobs: LocalBlobStore
     tokenizer: Tokenizer
@@ -130,14 +131,14 @@ class TestService:
 @contextlib.asynccontextmanager
 async def running_service(
     root: Path,
-    engine: FakeEngine | None = None,
+    engine: Any = None,
     *,
     requests: RequestLimits | None = None,
     uploads: UploadLimits | None = None,
     streams: StreamSettings | None = None,
 ) -> AsyncIterator[TestService]:
     for folder in ("blobs", "cache", "uploads"):
-        (root / folder).mkdir()
+        (root / folder).mkdir(exist_ok=True)
     url = database_url(root)
     await create_schema(url)
     settings = Settings(

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, cast
 
+import msgspec
+
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTiming, TokenLogprob
@@ -103,7 +105,8 @@ class Generation:
 
     @property
     def timing(self) -> RequestTiming:
-        """The slowest request's timing. Measured here where the engine sent none."""
+        """The slowest request's timing. Measured here as far as the engine sent none: it does not
+        see the end of a text that is cut at a stop string."""
         if self._timings:
             return max(self._timings.values(), key=lambda t: t.queue_seconds + t.prefill + t.decode)
         return RequestTiming(
@@ -207,6 +210,9 @@ class Generation:
         self._cached[number] = max(self._cached[number], output.num_cached_tokens)
         if output.timing is not None:
             self._timings[number] = output.timing
+        elif number in self._timings:
+            decode = self._last - self._first
+            self._timings[number] = msgspec.structs.replace(self._timings[number], decode=decode)
 
 
 def _failure(code: str, message: str | None) -> ApiError:

@@ -1,0 +1,207 @@
+"""The service on the engine's own core: scheduler, adapter host and fetches are real."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from adapter_store.blobs import LocalBlobStore
+from engine.config import SchedulerConfig
+from engine.inline_client import InlineEngineClient
+from engine.scheduled_batch import ScheduledBatch
+from loraplex.adapter_cache import fetch_from
+from tests.support.scripted_engine import ScriptedRunner, scripted_parts
+from tests.support.service import TestService, running_service
+
+pytestmark = pytest.mark.anyio
+
+NUM_WORDS = 20
+
+
+@contextlib.asynccontextmanager
+async def service_on_engine(
+    root: Path, runner: ScriptedRunner, *, threaded: bool = False
+) -> AsyncIterator[tuple[TestService, InlineEngineClient, list[str]]]:
+    """A service, its engine, and the digests that were fetched."""
+    config = SchedulerConfig(num_kv_blocks=256, max_num_seqs=16, max_loras=2, max_model_len=512)
+    parts = scripted_parts(runner, root / "cache", config=config)
+    fetch = fetch_from(LocalBlobStore(root / "blobs"), root / "cache")
+    fetched: list[str] = []
+
+    async def counted(digest: str) -> None:
+        fetched.append(digest)
+        await fetch(digest)
+
+    async with (
+        InlineEngineClient(parts, counted, threaded=threaded) as engine,
+        running_service(root, engine) as service,
+    ):
+        yield service, engine, fetched
+
+
+async def until_idle(engine: InlineEngineClient) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            stats = await engine.stats()
+            if (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0):
+                return
+            await asyncio.sleep(0.005)
+
+
+async def test_an_upload_is_served_at_once_by_one_fetch(tmp_path):
+    def reply(prompt: Sequence[int], adapter: str | None) -> Sequence[int]:
+        return [7] * (3 if adapter is None else 5)
+
+    async with service_on_engine(tmp_path, ScriptedRunner(reply)) as (service, engine, fetched):
+        uploaded = await service.upload("legal")
+        async with service.openai() as client:
+            replies = await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model="legal", messages=[{"role": "user", "content": f"number {i}"}]
+                    )
+                    for i in range(12)
+                ),
+                client.chat.completions.create(
+                    model="base", messages=[{"role": "user", "content": "x"}]
+                ),
+            )
+        tokens = [r.usage.completion_tokens for r in replies if r.usage]
+        assert tokens == [6] * 12 + [4]
+        assert fetched == [uploaded["digest"]]
+        await until_idle(engine)
+        rows = await service.usage(num_rows=13)
+        assert sum(row.load_seconds for row in rows) > 0
+        assert all(row.load_seconds <= row.queue_seconds for row in rows)
+
+
+async def test_the_second_time_a_prompt_comes_it_is_cached_for_its_tenant_only(tmp_path):
+    async with service_on_engine(tmp_path, ScriptedRunner()) as (service, _, _):
+        prompt = list(range(5, 53))  # three full blocks
+
+        async def cached(key: str, salt: str | None = None) -> int:
+            async with service.openai(key) as client:
+                reply = await client.completions.create(
+                    model="base", prompt=prompt, max_tokens=1,
+                    extra_body={"cache_salt": salt} if salt else {},
+                )  # fmt: skip
+            assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+            return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+        assert await cached("acme:inference") == 0
+        assert await cached("acme:inference") == 32
+        assert await cached("zen:inference") == 0
+        assert await cached("acme:inference", salt="mine") == 0
+        assert await cached("acme:inference", salt="mine") == 32
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_leaves_nothing_in_the_engine(tmp_path, stream, n):
+    step = threading.Event()
+
+    def slow(batch: ScheduledBatch) -> None:
+        step.wait(0.005)
+
+    runner = ScriptedRunner(lambda prompt, adapter: [7] * 400, before_step=slow)
+    async with service_on_engine(tmp_path, runner, threaded=True) as (service, engine, _):
+        await service.upload("legal")
+        async with service.client() as client:
+            for model in ("base", "legal"):
+                for wait_steps in (0, 1, 5):
+                    body = {"model": model, "prompt": "x", "n": n, "stream": stream,
+                            "max_tokens": 400}  # fmt: skip
+                    before = runner.num_steps
+                    asked = asyncio.create_task(client.post("/v1/completions", json=body))
+                    async with asyncio.timeout(5):
+                        while runner.num_steps < before + wait_steps:  # noqa: ASYNC110
+                            await asyncio.sleep(0.002)
+                    asked.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await asked
+                    await until_idle(engine)
+        assert (await engine.stats()).running == 0
+
+
+async def test_a_stop_string_ends_the_engines_work(tmp_path):
+    step = threading.Event()
+    runner = ScriptedRunner(before_step=lambda batch: step.wait(0.001) and None)
+    async with service_on_engine(tmp_path, runner, threaded=True) as (service, engine, _):
+        said = service.tokenizer.encode("numbers 0 1 2 3 4 5 6", False)
+        runner.reply = lambda prompt, adapter: said * 50
+        async with service.openai() as client:
+            reply = await client.completions.create(
+                model="base", prompt="x", stop=" 3 ", max_tokens=400
+            )
+        assert reply.choices[0].text == "numbers 0 1 2"
+        await until_idle(engine)
+        assert (await engine.stats()).output_tokens < 100
+
+
+async def test_replacing_an_adapter_under_load_gives_whole_answers_of_one_version(tmp_path):
+    runner = ScriptedRunner()
+    async with service_on_engine(tmp_path, runner) as (service, engine, _):
+        words = [service.tokenizer.encode(word, False) for word in (" one", " two", " three")]
+        known: dict[str, list[int]] = {}
+
+        def reply(prompt: Sequence[int], adapter: str | None) -> Sequence[int]:
+            return known[adapter or ""] * NUM_WORDS
+
+        runner.reply = reply
+        for seed, word in enumerate(words):
+            uploaded = await service.upload("legal", seed=seed)
+            known[uploaded["digest"]] = word
+        expected = {service.tokenizer.decode(word) * NUM_WORDS for word in words}
+
+        async def ask(client: openai.AsyncOpenAI) -> str:
+            try:
+                stream = await client.chat.completions.create(
+                    model="legal", messages=[{"role": "user", "content": "x"}], stream=True
+                )
+                return "".join(
+                    [c.choices[0].delta.content or "" async for c in stream if c.choices]
+                )
+            except openai.APIStatusError as error:
+                assert error.code in {"model_not_found", "adapter_unavailable"}
+                return ""
+            except openai.APIError as error:
+                assert error.code == "adapter_unavailable"
+                return ""
+
+        async with service.openai() as client, service.client("acme:tenant") as manager:
+            answers: list[str] = []
+            for turn in range(10):
+                asked = [asyncio.create_task(ask(client)) for _ in range(10)]
+                await asyncio.sleep(0)
+                await manager.delete("/v1/adapters/legal")
+                await service.upload("legal", seed=turn % 3)
+                answers += await asyncio.gather(*asked)
+        whole = [answer for answer in answers if answer]
+        assert set(whole) <= expected
+        assert whole
+        await until_idle(engine)
+
+
+async def test_a_damaged_adapter_fails_alone_and_a_new_upload_mends_it(tmp_path):
+    async with service_on_engine(tmp_path, ScriptedRunner()) as (service, _, _):
+        await service.upload("good", seed=1)
+        digest = (await service.upload("bad", seed=2))["digest"]
+        (stored,) = (tmp_path / "blobs").rglob(f"{digest}/*.safetensors")
+        stored.write_bytes(b"damaged")
+
+        async def status(client: httpx.AsyncClient, model: str) -> int:
+            body = {"model": model, "prompt": "x", "max_tokens": 2}
+            return (await client.post("/v1/completions", json=body)).status_code
+
+        async with service.client() as client:
+            for _ in range(2):
+                assert await status(client, "bad") == 503
+                assert await status(client, "good") == 200
+                assert (await client.get("/health/ready")).status_code == 200
+            await service.upload("bad", seed=2)
+            assert await status(client, "bad") == 200
