@@ -52,12 +52,12 @@ async def completion_prompts(
     tokenizer: Tokenizer, request: CompletionRequest, info: EngineInfo, limits: RequestLimits
 ) -> list[list[int]]:
     """Return each prompt's token ids, in order; raises `InvalidRequest`."""
-    texts, token_ids = _split(request.prompt)
-    if len(texts) + len(token_ids) > limits.max_prompts:
-        raise InvalidRequest("prompt", f"`prompt` may have {limits.max_prompts} entries at most")
+    texts, token_ids = _split(request.prompt, info, limits)
     for text in texts:
         _check_chars(len(text), info, limits)
     for ids in token_ids:
+        if len(ids) >= info.max_model_len:
+            raise context_length_exceeded(len(ids), info.max_model_len)
         check_token_ids("prompt", ids, info.vocab_size)
     special = request.add_special_tokens is not False
 
@@ -78,12 +78,19 @@ def _as_template_message(message: Message) -> dict[str, Any]:
     return shown
 
 
-def _split(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+def _split(
+    prompt: str | list[str | int | list[int]], info: EngineInfo, limits: RequestLimits
+) -> tuple[list[str], list[list[int]]]:
+    """Return the texts and the lists of ids; one of both is empty. Looks at sizes first."""
     if isinstance(prompt, str):
         return [prompt], []
     if not prompt:
         raise InvalidRequest("prompt", "`prompt` must not be empty", code="empty_prompt")
     kind = type(prompt[0])
+    if kind is int and len(prompt) >= info.max_model_len:
+        raise context_length_exceeded(len(prompt), info.max_model_len)
+    if kind is not int and len(prompt) > limits.max_prompts:
+        raise InvalidRequest("prompt", f"`prompt` may have {limits.max_prompts} entries at most")
     if any(type(entry) is not kind for entry in prompt):
         raise InvalidRequest("prompt", "`prompt` mixes texts, token ids and lists")
     if kind is str:

@@ -1,6 +1,7 @@
 """From what a client asked for to what the engine draws with: ranges that depend on the engine."""
 
 import secrets
+from collections.abc import Collection
 
 from engine.errors import RequestRefused
 from engine.messages import EngineInfo
@@ -27,11 +28,9 @@ def check_against_engine(
         check_token_ids(name, ids, info.vocab_size)
 
 
-def check_token_ids(
-    name: str, token_ids: "list[int] | dict[int, float] | tuple[()]", vocab_size: int
-) -> None:
+def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
     """Raise `InvalidRequest` unless all ids are in the vocabulary."""
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 name, f"`{name}` has the token id {token_id}; ids go from 0 to {vocab_size - 1}"
