@@ -244,12 +244,17 @@ class AdapterSlots:
     def _settle_unwanted(self, adapter: Adapter) -> None:
         if adapter.wanted:
             return
-        if adapter.state is SlotState.RESIDENT and adapter.is_unloading:
-            self._vacate(adapter)
-        elif adapter.state is SlotState.RESIDENT:
-            self._idle[adapter.digest] = adapter
-        elif adapter.state is SlotState.ABSENT:
-            self._drop(adapter)
+        match adapter.state:
+            case SlotState.LOADING:
+                self._vacate(adapter)
+            case SlotState.RESIDENT if adapter.is_unloading:
+                self._vacate(adapter)
+            case SlotState.RESIDENT:
+                self._idle[adapter.digest] = adapter
+            case SlotState.ABSENT:
+                self._drop(adapter)
+            case SlotState.DRAINING:
+                raise AssertionError("a draining adapter has sequences")
 
     def _vacate(self, adapter: Adapter) -> None:
         assert adapter.slot is not None and not adapter.references
@@ -279,7 +284,7 @@ class AdapterSlots:
         for digest, adapter in self._adapters.items():
             assert adapter.references == references[digest], f"{digest}: references"
             assert adapter.wanted == wanted[digest], f"{digest}: wanted"
-            assert adapter.wanted or adapter.slot is not None, f"{digest}: lingers"
+            assert adapter.wanted or adapter.state is SlotState.RESIDENT, f"{digest}: lingers"
             is_placed = adapter.state is not SlotState.ABSENT
             assert (adapter.slot is not None) == (digest in self._placed) == is_placed, digest
             is_idle = adapter.state is SlotState.RESIDENT and not adapter.wanted

@@ -32,9 +32,9 @@ class AdapterSource(Protocol):
     """Adapters in host memory, by digest. No method blocks; all are called between steps."""
 
     def prefetch(self, digest: str) -> None:
-        """Start to bring an adapter to host memory. Idempotent.
+        """Somebody wants this adapter: start to bring it to host memory. Idempotent.
 
-        Every call is answered by at least one event, also where the weights are there already.
+        Answered by an event, also where the weights are there already.
         """
         ...
 
@@ -43,7 +43,10 @@ class AdapterSource(Protocol):
         ...
 
     def get(self, digest: str) -> Any | None:
-        """The weights if they are in host memory; counts as a use for the LRU order."""
+        """The weights if they are in host memory; counts as a use for the LRU order.
+
+        If they are not, they are wanted next: a source that reads one after another hurries.
+        """
         ...
 
     def release(self, digest: str) -> None:
@@ -59,13 +62,20 @@ class Runner(Protocol):
     """The side that holds every tensor."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run one step: block copies, one forward pass, sampling."""
+        """Run one step: block copies, one forward pass, sampling.
+
+        Slots were changed before, by the methods below: the batch has no `cleared_slots` or
+        `loads` any more.
+        """
         ...
 
     def install_adapter(self, slot: int, weights: Any) -> None:
-        """Put weights into a slot that no row of the next batch uses."""
+        """Put weights into an empty slot; cheap, for it runs between steps.
+
+        Whatever it raises ends the requests of that adapter, and theirs only.
+        """
         ...
 
     def clear_slot(self, slot: int) -> None:
-        """Forget a slot's weights."""
+        """Forget a slot's weights; harmless if it has none."""
         ...

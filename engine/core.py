@@ -5,6 +5,7 @@ Single-threaded and free of torch. `engine.server` calls it from the engine's ow
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.adapter_source import AdapterReady, AdapterSource, Runner
@@ -34,7 +35,6 @@ class EngineCore:
         )
         self._runner = runner
         self._adapters = adapters
-        self._loads: dict[str, int] = {}  # digest -> slot that waits for its weights
 
     def add(self, client: Hashable, request: EngineRequest) -> None:
         """Queue a request; raises `RequestRefused`. Its adapter begins to be fetched at once."""
@@ -61,6 +61,9 @@ class EngineCore:
         self._tell_source()
         self._change_slots(batch)
         if batch.rows:
+            # The slots are changed by now. A runner that cleared them (again) would take away what
+            # was installed in the meantime, and base answers would pass for the adapter's.
+            batch = replace(batch, cleared_slots=[], loads=[])
             self._scheduler.commit(self._runner.execute(batch))
         return self._scheduler.take_outputs()
 
@@ -83,9 +86,9 @@ class EngineCore:
     def _take_adapter_events(self) -> None:
         for event in self._adapters.poll():
             if not isinstance(event, AdapterReady):
-                self._fail(event.digest, event.reason)
-            elif event.digest in self._loads:
-                self._install(event.digest)
+                self._scheduler.adapter_failed(event.digest, event.reason)
+            elif (slot := self._scheduler.loading_slot(event.digest)) is not None:
+                self._install(slot, event.digest)
             else:
                 self._scheduler.adapter_fetched(event.digest)
 
@@ -103,24 +106,18 @@ class EngineCore:
     def _change_slots(self, batch: ScheduledBatch) -> None:
         for slot in batch.cleared_slots:
             self._runner.clear_slot(slot)
-        for load in batch.loads:
-            self._loads[load.digest] = load.slot
-            self._install(load.digest)
+        for slot, digest in batch.loads:
+            self._install(slot, digest)
 
-    def _install(self, digest: str) -> None:
+    def _install(self, slot: int, digest: str) -> None:
         weights: Any | None = self._adapters.get(digest)
         if weights is None:
             # Evicted from host memory since it was fetched: the slot waits for it.
             self._adapters.prefetch(digest)
             return
-        slot = self._loads.pop(digest)
         try:
             self._runner.install_adapter(slot, weights)
         except Exception as error:  # whatever is wrong with an adapter ends its requests only
             self._scheduler.adapter_failed(digest, str(error) or type(error).__name__)
         else:
             self._scheduler.adapter_installed(digest)
-
-    def _fail(self, digest: str, reason: str) -> None:
-        self._loads.pop(digest, None)
-        self._scheduler.adapter_failed(digest, reason)

@@ -186,6 +186,13 @@ class Scheduler:
         adapter = self._lifecycle.slots.find(digest)
         return adapter is not None and adapter.slot is None and not adapter.is_fetched
 
+    def loading_slot(self, digest: str) -> int | None:
+        """The slot that waits for this adapter's weights, if one does."""
+        adapter = self._lifecycle.slots.find(digest)
+        if adapter is None or adapter.state is not SlotState.LOADING:
+            return None
+        return adapter.slot
+
     # -- what it looks like inside
 
     def stats(self) -> EngineStats:

@@ -13,6 +13,7 @@ class StaticPolicy:
 
     Prompts are padded to the longest of the batch, and a finished sequence decodes on until all
     have finished: both are computed as rows on the sequence's own blocks, their results dropped.
+    (A finished sequence that needs one block more, when none is left, is not computed.)
     """
 
     keeps_finished = True
@@ -34,9 +35,10 @@ class StaticPolicy:
             return
         decode_all(plan, self._lifecycle)
         for sequence in self._lifecycle.running:
-            if sequence.finished:
-                # Its last computed position again: a decode with all of its context.
-                plan.fill(self._row(sequence, [sequence.token_ids[-2]], sequence.num_computed - 1))
+            num_tokens = len(sequence.token_ids)
+            if sequence.finished and self._lifecycle.blocks.grow(sequence.block_table, num_tokens):
+                # Its last token over and over: a decode with all of its context.
+                plan.fill(self._row(sequence, sequence.token_ids[-1:], num_tokens - 1))
 
     def _dispatch(self) -> None:
         blocks = self._lifecycle.blocks

@@ -120,6 +120,8 @@ class MemoryRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.batches.append(batch)
+        for slot in batch.cleared_slots:
+            self.clear_slot(slot)
         assert batch.num_tokens <= self.config.max_num_batched_tokens
         sequences = running_sequences(self.core)
         owners = {row.sequence_id: sequences[row.sequence_id].request.message for row in batch.rows}
