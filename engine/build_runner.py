@@ -20,7 +20,7 @@ from engine.model_runner import ModelRunner, RowSampler
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.sampling.sampler import Sampler
-from engine.self_test import InvarianceReport, check_batch_invariance
+from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
 
 SamplerFactory = Callable[[int, Sequence[int]], RowSampler]
 """Makes a sampler from the vocabulary's size and the EOS ids."""
@@ -89,7 +89,11 @@ def build_runner(
     except BaseModelError as error:
         raise ConfigError(str(error)) from error
     decoder = load_decoder(
-        config, base, dtype=model_dtype, num_slots=max_loras, max_positions=length
+        config,
+        base,
+        dtype=model_dtype,
+        num_slots=max_loras,
+        max_positions=max(length, NUM_POSITIONS),
     )
     kv_cache = _make_kv_cache(config, model_dtype, num_kv_blocks, block_size, max_num_seqs, length)
     attention = CpuAttention(

@@ -18,9 +18,9 @@ from engine.models.decoder import Decoder
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 
-_LENGTH = 70
-"""Past the first KV tile."""
-_CUTS = (0, 17, 18, 66, _LENGTH)
+NUM_POSITIONS = 70
+"""Past the first KV tile; the decoder's rotary table must reach so far."""
+_CUTS = (0, 17, 18, 66, NUM_POSITIONS)
 """Where the second run is cut: a chunk, a single token, a chunk, a chunk over the tile's edge."""
 _NEIGHBOUR = 5
 _SAMPLING = SamplingParams(max_tokens=1, seed=0)
@@ -42,20 +42,17 @@ class InvarianceReport:
 @torch.inference_mode()
 def check_batch_invariance(decoder: Decoder, attention: AttentionBackend) -> InvarianceReport:
     """Run the check with a small KV cache of its own."""
-    length = min(_LENGTH, decoder.config.max_position_embeddings)
-    token_ids = [7919 * (i + 1) % decoder.config.vocab_size for i in range(length)]
+    vocab_size = decoder.config.vocab_size
+    token_ids = [7919 * (i + 1) % vocab_size for i in range(NUM_POSITIONS)]
     alone = _Run(decoder, attention)
     alone.step([(0, token_ids, 0)])
     crowd = _Run(decoder, attention)
-    cuts = [cut for cut in _CUTS if cut < length] + [length]
-    for step, (begin, end) in enumerate(pairwise(cuts)):
-        neighbour = [(step * _NEIGHBOUR + i) % decoder.config.vocab_size for i in range(_NEIGHBOUR)]
-        crowd.step(
-            [(1, neighbour, step * _NEIGHBOUR), (0, token_ids[begin:end], begin)],
-        )
+    for step, (begin, end) in enumerate(pairwise(_CUTS)):
+        neighbour = [(step * _NEIGHBOUR + i) % vocab_size for i in range(_NEIGHBOUR)]
+        crowd.step([(1, neighbour, step * _NEIGHBOUR), (0, token_ids[begin:end], begin)])
     return InvarianceReport(
         max_logit_difference=_difference(alone.logits[0], crowd.logits[0]),
-        max_kv_difference=_difference(alone.kv(0, length), crowd.kv(0, length)),
+        max_kv_difference=_difference(alone.kv(0), crowd.kv(0)),
     )
 
 
@@ -66,7 +63,7 @@ class _Run:
         config = decoder.config
         self._decoder = decoder
         self._attention = attention
-        self._blocks_each = -(-_LENGTH // 16)
+        self._blocks_each = -(-NUM_POSITIONS // 16)
         self._cache = KVCache(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -95,13 +92,13 @@ class _Run:
         for index, row in enumerate(inputs.logit_rows):
             self.logits[scheduled[row].sequence_id] = logits[index]
 
-    def kv(self, sequence: int, length: int) -> Tensor:
+    def kv(self, sequence: int) -> Tensor:
         """All keys and values of a sequence."""
         table = torch.tensor(self._table(sequence))
         parts: list[Tensor] = []
         for layer in range(self._decoder.config.num_layers):
             for cache in self._cache.layer(layer):
-                parts.append(cache.index_select(1, table).flatten(1, 2)[:, :length])
+                parts.append(cache.index_select(1, table).flatten(1, 2)[:, :NUM_POSITIONS])
         return torch.stack(parts)
 
     def _table(self, sequence: int) -> list[int]:

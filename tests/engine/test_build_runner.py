@@ -32,6 +32,12 @@ def test_the_kv_cache_holds_every_sequence_at_full_length_where_memory_allows(mo
     assert built.max_model_len == 100
 
 
+def test_a_short_model_length_is_no_hindrance_to_the_self_test(model_dir):
+    built = build_runner(model_dir, num_kv_blocks=4, max_model_len=10)
+    assert built.max_model_len == 10
+    assert built.invariance is not None and built.invariance.holds
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
