@@ -5,12 +5,20 @@ from torch import Tensor
 
 from lora_kernels.batch import LoraBatch
 from lora_kernels.cpu import add_lora_cpu
+from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.device_ops import add_lora_device
+from lora_kernels.device_table import DeviceLoraTable
 from lora_kernels.table import LoraTable
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def add_lora(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
+def add_lora(
+    y: Tensor,
+    x: Tensor,
+    table: LoraTable | DeviceLoraTable,
+    batch: LoraBatch | DeviceLoraBatch,
+) -> None:
     """Add each row's low-rank update to y.
 
     Semantics, for each row r of slot s and each slice i that s has weights for:
@@ -20,14 +28,20 @@ def add_lora(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
 
     Args:
         y: [rows, table.out_features], float32 or bfloat16; changed in place. The base's output.
-        x: [rows, table.in_features], the dtype of y. The projection's input.
-        table: the projection's slots.
-        batch: rows by slot; `rows` is at least `batch.num_rows`.
+            On CUDA also float16.
+        x: [rows, table.in_features], the dtype and device of y. The projection's input.
+        table: the projection's slots; a DeviceLoraTable where x is on CUDA.
+        batch: rows by slot; `rows` is at least `batch.num_rows`. A DeviceLoraBatch on CUDA.
 
     Raises:
-        ValueError: shapes, dtypes or a slot number that do not fit.
+        ValueError: shapes, dtypes, devices or a slot number that do not fit.
 
     """
+    if isinstance(table, DeviceLoraTable) and isinstance(batch, DeviceLoraBatch):
+        add_lora_device(y, x, table, batch)
+        return
+    if isinstance(table, DeviceLoraTable) or isinstance(batch, DeviceLoraBatch):
+        raise ValueError("the table and the batch must both be for the CPU or both for a device")
     if batch.num_segments == 0:
         return
     _validate(y, x, table, batch)
