@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
+import anyio
 from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -32,6 +33,9 @@ from loraplex.usage import UsageRecorder
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
 """Opens the engine client, the registry and the rest on the app's own event loop."""
 
+MAX_INSPECTIONS = 2
+"""Uploads that one process inspects at a time; the others wait on disk."""
+
 _V1: Sequence[ControllerRouterHandler] = (
     ChatController,
     CompletionsController,
@@ -51,6 +55,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
+                inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
             yield

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from litestar import Litestar
+import anyio
 
 from adapter_store.base_model import BaseModel
 from adapter_store.blobs import BlobStore
@@ -34,6 +34,8 @@ class Services:
     backends: Backends
     authenticator: Authenticator
     usage: UsageRecorder
+    inspections: anyio.CapacityLimiter
+    """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int
     """Unix time."""
 
@@ -56,9 +58,3 @@ class Services:
     def system_fingerprint(self) -> str:
         """Which weights answered, as OpenAI's replies say it."""
         return f"fp_{self.backends.base_model.fingerprint[:12]}"
-
-
-def services_of(app: Litestar) -> Services:
-    """Return the services of a started app."""
-    services: Services = app.state.services
-    return services

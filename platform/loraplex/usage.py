@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from types import TracebackType
 from typing import Self
 
 import structlog
 
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import UsageRecord
 from adapter_store.registry.registry import Registry
 
@@ -45,10 +47,26 @@ class UsageRecorder:
 
     async def _flush(self) -> None:
         while self._queue:
-            batch = [self._queue[i] for i in range(min(_MAX_BATCH, len(self._queue)))]
-            await self._registry.record_usage(*batch)
+            batch = list(itertools.islice(self._queue, _MAX_BATCH))
+            try:
+                await self._registry.record_usage(*batch)
+            except RegistryUnavailable:
+                raise
+            except Exception as error:
+                await self._write_singly(batch, error)
             for _ in batch:
                 self._queue.popleft()
+
+    async def _write_singly(self, batch: list[UsageRecord], reason: Exception) -> None:
+        """Keep what is good of a batch: one bad row must not hold up the others for ever."""
+        _log.error("usage_batch_refused", error=type(reason).__name__, rows=len(batch))
+        for usage in batch:
+            try:
+                await self._registry.record_usage(usage)
+            except RegistryUnavailable:
+                raise
+            except Exception as error:
+                _log.error("usage_lost", request_id=usage.request_id, error=type(error).__name__)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="usage")
@@ -73,8 +91,8 @@ class UsageRecorder:
             try:
                 await self._flush()
                 pause = self._retry_seconds
-            except Exception as error:
-                _log.warning("usage_not_written", error=type(error).__name__, rows=len(self._queue))
+            except RegistryUnavailable:
+                _log.warning("usage_not_written", rows=len(self._queue))
                 self._arrived.set()
                 if self._closing.is_set():
                     return

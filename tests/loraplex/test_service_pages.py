@@ -1,5 +1,6 @@
 """Health, OpenAPI, request ids, logs: what surrounds the API."""
 
+import dataclasses
 import json
 import time
 
@@ -163,3 +164,18 @@ async def test_what_is_queued_is_written_when_the_service_stops(tmp_path):
             await client.post("/v1/completions", json={"model": "base", "prompt": "x"})
     async with open_registry(tmp_path) as registry:
         assert len(await registry.list_usage("acme")) == 20
+
+
+async def test_a_row_that_the_registry_refuses_does_not_hold_up_the_others(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        service.engine.script = lambda request: [7]
+        body = {"model": "base", "prompt": "x"}
+        usage = service.app.state.services.usage
+        await client.post("/v1/completions", json=body)
+        (row,) = await service.usage()
+        usage.record(dataclasses.replace(row, tenant="nobody", request_id="bad"))
+        usage.record(dataclasses.replace(row, request_id="good"))
+        await client.post("/v1/completions", json=body)
+        rows = await service.usage(num_rows=3)
+        assert "good" in [row.request_id for row in rows]
+        assert "bad" not in [row.request_id for row in rows]

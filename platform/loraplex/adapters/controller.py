@@ -65,6 +65,7 @@ class AdapterController(Controller):
     ) -> Response[schemas.UploadReply]:
         """Make a PEFT adapter the next version of a name."""
         settings = services.settings
+        max_rank = services.backends.engine.info.max_lora_rank
         async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
             upload = await receive_upload(
                 request,
@@ -73,7 +74,7 @@ class AdapterController(Controller):
                 lambda name: check_adapter_name(name, services.base_names),
             )
             registered = await publish(
-                services, tenant.name, upload, folder, actor=request.user.actor
+                services, tenant.name, upload, folder, max_rank=max_rank, actor=request.user.actor
             )
         return Response(
             schemas.upload_reply(registered), status_code=201 if registered.created else 200

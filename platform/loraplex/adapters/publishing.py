@@ -30,7 +30,13 @@ async def upload_folder(root: Path) -> AsyncGenerator[Path]:
 
 
 async def publish(
-    services: Services, tenant: str, upload: Upload, folder: Path, *, actor: str
+    services: Services,
+    tenant: str,
+    upload: Upload,
+    folder: Path,
+    *,
+    max_rank: int,
+    actor: str,
 ) -> RegisteredVersion:
     """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
 
@@ -39,13 +45,8 @@ async def publish(
     config, weights = await _files(services, upload, folder)
     backends = services.backends
     inspected: InspectedAdapter = await anyio.to_thread.run_sync(
-        partial(
-            inspect_adapter,
-            config,
-            weights,
-            backends.base_model,
-            max_rank=backends.engine.info.max_lora_rank,
-        )
+        partial(inspect_adapter, config, weights, backends.base_model, max_rank=max_rank),
+        limiter=services.inspections,
     )
     digest = inspected.digest
     async with backends.blobs.hold(digest):
@@ -88,6 +89,6 @@ async def _files(services: Services, upload: Upload, folder: Path) -> tuple[byte
         folder,
         max_bytes=services.settings.uploads.max_upload_bytes,
     )
-    extracted = await anyio.to_thread.run_sync(extract)
+    extracted = await anyio.to_thread.run_sync(extract, limiter=services.inspections)
     await anyio.to_thread.run_sync(upload.archive.unlink)
     return await anyio.to_thread.run_sync(extracted.config.read_bytes), extracted.weights

@@ -61,7 +61,6 @@ _VLLM: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "priority": (0,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

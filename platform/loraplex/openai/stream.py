@@ -50,6 +50,7 @@ class EventStream(ASGIResponse):
             )
             await sender.send(self._reply.opening(len(call.generation.choices)))
             await self._send_events(sender, scope)
+            pulse.cancel()  # nothing may follow the end
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watcher.cancel()
