@@ -27,9 +27,11 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         # [layer, key or value, head, block, offset, channel]: a head's block is contiguous.
-        self._storage = torch.zeros(
+        # Not zeroed: the system then commits memory block by block, as blocks are first used.
+        self._storage = torch.empty(
             num_layers, 2, num_kv_heads, num_blocks + 1, block_size, head_dim, dtype=dtype
         )
+        self._storage[:, :, :, self.zero_block] = 0
 
     @property
     def zero_block(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -43,7 +43,7 @@ class Child:
     """Keeps one process running until told to stop.
 
     `payload` makes the JSON document that start number `generation` (from 1) reads on its
-    standard input, so that secrets appear on no command line.
+    standard input, so that secrets appear on no command line. `environment` None passes ours on.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class Child:
         payload: Callable[[int], bytes],
         *,
         pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.generation = 0
         self._command = command
         self._payload = payload
         self._pass_fds = pass_fds
+        self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._stop = asyncio.Event()
 
@@ -89,6 +91,7 @@ class Child:
         self.generation += 1
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, pass_fds=self._pass_fds,
+            env=self._environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
         )  # fmt: skip
         if self._stop.is_set():  # asked to stop while it was being spawned

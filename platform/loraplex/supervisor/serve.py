@@ -16,6 +16,7 @@ from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.engine_args import EngineArgs, parse_engine_args
 from engine.errors import ConfigError
+from engine.logs import configure_logs
 from loraplex.database import upgrade
 from loraplex.settings import Settings, SettingsError
 from loraplex.supervisor.child import ChildCannotStart
@@ -51,6 +52,7 @@ class ServeOptions:
 
 async def serve(options: ServeOptions) -> None:
     """Run the service until it is told to stop; raises `ServeError`."""
+    configure_logs("json", process="supervisor")
     try:
         model_dir = resolve_model(options.model)
         with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
@@ -145,7 +147,9 @@ async def _make_admin_key(data: DataDir) -> None:
     if created is None:
         return
     if sys.stdout.isatty():
-        Console().print(f"Admin key (shown this once): [bold]{created.plain}[/bold]", highlight=False)
+        Console().print(
+            f"Admin key (shown this once): [bold]{created.plain}[/bold]", highlight=False
+        )
     else:
         write_admin_key(data, created.plain)
         Console(stderr=True).print(f"Admin key written to {data.admin_key_file}", highlight=False)
