@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.model_ref import ModelRef, check_adapter_name
@@ -256,6 +257,10 @@ class Registry:
     async def list_audit(self, limit: int = 100) -> list[AuditEntry]:
         """The newest changes of all tenants."""
         return await self._database.read(lambda s: audit.newest(s, limit))
+
+    async def ping(self) -> None:
+        """Raise `RegistryUnavailable` unless the database answers."""
+        await self._database.read(lambda s: s.execute(text("SELECT 1")))
 
     async def close(self) -> None:
         """Close the database's connections."""

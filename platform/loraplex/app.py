@@ -17,6 +17,7 @@ from litestar.types import ControllerRouterHandler
 
 from loraplex.adapters.controller import AdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
 from loraplex.logs import log_access, structlog_plugin
@@ -66,6 +67,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
 
     return Litestar(
         route_handlers=[
+            EngineController,
             HealthController,
             TenantController,
             Router("/", route_handlers=_V1),

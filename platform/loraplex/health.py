@@ -44,12 +44,9 @@ async def _readiness(services: Services) -> Response[dict[str, str]]:
     )
 
 
-_NO_DIGEST = "0" * 64
-
-
 async def _registry_status(services: Services) -> str:
     try:
-        await services.backends.registry.is_live(_NO_DIGEST)  # the cheapest question there is
+        await services.backends.registry.ping()
     except RegistryUnavailable:
         return "unavailable"
     return "ok"

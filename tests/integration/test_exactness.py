@@ -8,8 +8,8 @@ import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -61,17 +61,26 @@ def create_tenant(service: DemoService, name: str) -> str:
     return key
 
 
+def engine_stats(service: DemoService) -> dict[str, Any]:
+    with ApiClient(service.url, service.admin_key) as api:
+        stats: dict[str, Any] = api.call("GET", "/admin/engine")
+    return stats
+
+
 async def stream_ids(client: openai.AsyncOpenAI, case: Case, **options: object) -> list[int]:
     """The ids of one greedy stream, EOS ignored."""
     stream = await client.completions.create(
         model=case.model, prompt=case.prompt, max_tokens=case.max_tokens, stream=True,
-        **{"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
-        | options,
+        logprobs=0,
+        extra_body={"ignore_eos": True, "return_tokens_as_token_ids": True},
+        **{"temperature": 0} | options,
     )  # fmt: skip
     token_ids: list[int] = []
     async for chunk in stream:
         for choice in chunk.choices:
-            token_ids += (choice.model_extra or {}).get("token_ids") or []
+            if choice.logprobs and choice.logprobs.tokens:
+                names = choice.logprobs.tokens
+                token_ids += [int(name.removeprefix("token_id:")) for name in names]
     return token_ids
 
 
@@ -91,10 +100,7 @@ async def test_every_stream_of_a_crowded_service_equals_peft(family: str, tmp_pa
                 api.push_adapter(name, folder)
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
             replies = await asyncio.gather(*(stream_ids(client, case) for case in cases))
-        stats = httpx.get(
-            f"{service.url}/admin/engine",
-            headers={"authorization": f"Bearer {service.admin_key}"},
-        ).json()
+        stats = engine_stats(service)
 
     assert stats["preemptions"] > 0
     assert len(stats["resident"]) == 2  # three adapters were served: slots were swapped
@@ -126,10 +132,7 @@ async def test_a_seeded_stream_is_the_same_alone_in_a_crowd_and_after_preemption
             crowd = await asyncio.gather(
                 *(stream_ids(client, c, seed=seed, **sampling) for seed, c in enumerate(cases))
             )
-        stats = httpx.get(
-            f"{service.url}/admin/engine",
-            headers={"authorization": f"Bearer {service.admin_key}"},
-        ).json()
+        stats = engine_stats(service)
     assert stats["preemptions"] > 0
     assert crowd == alone
     assert len({tuple(reply) for reply in alone}) == len(cases)

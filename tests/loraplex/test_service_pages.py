@@ -31,7 +31,7 @@ async def test_health_follows_the_engine_and_the_registry(tmp_path, monkeypatch)
         async def unavailable(digest: str) -> bool:
             raise RegistryUnavailable("gone")
 
-        monkeypatch.setattr(service.registry, "is_live", unavailable)
+        monkeypatch.setattr(service.registry, "ping", unavailable)
         assert await statuses() == [200, 503, 503]
         assert (await client.get("/health")).json() == {
             "status": "unavailable", "engine": "ok", "registry": "unavailable",

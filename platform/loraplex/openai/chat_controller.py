@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.chat_format import ChatFormat
+from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import chat_prompt
 from loraplex.openai.replies import ChatCompletion
 from loraplex.openai.reply import includes_usage, send_reply
@@ -63,6 +64,7 @@ class ChatController(Controller):
             tokenizer,
             fingerprint=services.system_fingerprint,
             logprobs=bool(chat.logprobs),
+            name=token_name(tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
             null_usage=includes_usage(chat),
         )
         return await send_reply(request, services, call, chat, reply)

@@ -7,7 +7,7 @@ import msgspec
 from engine.text.tokenizer import Tokenizer
 from loraplex.openai.call import Call
 from loraplex.openai.generation import Piece
-from loraplex.openai.logprobs import chat_logprobs
+from loraplex.openai.logprobs import TokenName, chat_logprobs
 from loraplex.openai.replies import (
     ChatChoice,
     ChatCompletion,
@@ -23,13 +23,14 @@ class ChatFormat:
     """`ReplyFormat` of `/v1/chat/completions`."""
 
     def __init__(
-        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool,
+        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool, name: TokenName,
         null_usage: bool = False,
     ) -> None:  # fmt: skip
         self._call = call
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._has_logprobs = logprobs
+        self._name = name
         self._head = chunk_head(
             call_id=call.id,
             kind="chat.completion.chunk",
@@ -80,7 +81,9 @@ class ChatFormat:
                 finish_reason=parts[-1].finish_reason or "stop",
                 logprobs=ChatLogprobs(
                     chat_logprobs(
-                        self._tokenizer, [token for piece in parts for token in piece.logprobs]
+                        self._tokenizer,
+                        self._name,
+                        [token for piece in parts for token in piece.logprobs],
                     )
                 )
                 if self._has_logprobs
@@ -102,4 +105,6 @@ class ChatFormat:
     def _logprobs(self, piece: Piece) -> bytes:
         if not self._has_logprobs:
             return b"null"
-        return msgspec.json.encode(ChatLogprobs(chat_logprobs(self._tokenizer, piece.logprobs)))
+        return msgspec.json.encode(
+            ChatLogprobs(chat_logprobs(self._tokenizer, self._name, piece.logprobs))
+        )

@@ -7,7 +7,7 @@ import msgspec
 from engine.text.tokenizer import Tokenizer
 from loraplex.openai.call import Call
 from loraplex.openai.generation import Piece
-from loraplex.openai.logprobs import completion_logprobs
+from loraplex.openai.logprobs import TokenName, completion_logprobs
 from loraplex.openai.replies import (
     Completion,
     CompletionChoice,
@@ -22,13 +22,14 @@ class CompletionFormat:
     """`ReplyFormat` of `/v1/completions`."""
 
     def __init__(
-        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool,
+        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool, name: TokenName,
         null_usage: bool = False,
     ) -> None:  # fmt: skip
         self._call = call
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         self._has_logprobs = logprobs
+        self._name = name
         self._offsets: dict[int, int] = {}
         """Characters of each choice that its log-probabilities have covered."""
         self._head = chunk_head(
@@ -89,6 +90,8 @@ class CompletionFormat:
         if not self._has_logprobs:
             return None
         offset = self._offsets.get(piece.choice_index, 0)
-        found = completion_logprobs(self._tokenizer, piece.logprobs, offset)
-        self._offsets[piece.choice_index] = offset + sum(map(len, found.tokens))
+        found = completion_logprobs(self._tokenizer, self._name, piece.logprobs, offset)
+        self._offsets[piece.choice_index] = offset + sum(
+            len(self._tokenizer.token_text(token.token_id)) for token in piece.logprobs
+        )
         return found

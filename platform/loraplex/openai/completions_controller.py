@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.completion_format import CompletionFormat
+from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import completion_prompts
 from loraplex.openai.replies import Completion
 from loraplex.openai.reply import includes_usage, send_reply
@@ -64,6 +65,7 @@ class CompletionsController(Controller):
             tokenizer,
             fingerprint=services.system_fingerprint,
             logprobs=completion.logprobs is not None,
+            name=token_name(tokenizer, as_ids=bool(completion.return_tokens_as_token_ids)),
             null_usage=includes_usage(completion),
         )
         return await send_reply(request, services, call, completion, reply)

@@ -47,6 +47,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities call tokens `token_id:N` in place of their text."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Narrows the prefix cache further than to the tenant."""
 
@@ -63,7 +65,6 @@ _VLLM: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),

@@ -1,0 +1,28 @@
+"""`/admin/engine`: the engine at this moment, for an admin."""
+
+from litestar import Controller, get
+from litestar.di import NamedDependency
+
+from engine.messages import EngineInfo, EngineStats
+from loraplex.auth import requires_admin
+from loraplex.openapi import Problem, errors
+from loraplex.services import Services
+
+
+class EngineController(Controller):
+    """What runs, what waits, who holds slots and blocks."""
+
+    path = "/admin/engine"
+    guards = (requires_admin,)
+    tags = ("admin",)
+    responses = errors(Problem, 401, 403, 503)
+
+    @get(operation_id="getEngineStats")
+    async def stats(self, services: NamedDependency[Services]) -> EngineStats:
+        """Return a snapshot of the engine."""
+        return await services.backends.engine.stats()
+
+    @get("/info", operation_id="getEngineInfo")
+    async def info(self, services: NamedDependency[Services]) -> EngineInfo:
+        """Return what the engine runs with, all limits effective."""
+        return services.backends.engine.info
