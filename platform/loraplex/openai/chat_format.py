@@ -23,8 +23,8 @@ class ChatFormat:
     """`ReplyFormat` of `/v1/chat/completions`."""
 
     def __init__(
-        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool, name: TokenName,
-        null_usage: bool = False,
+        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool,
+        name: TokenName, null_usage: bool = False,
     ) -> None:  # fmt: skip
         self._call = call
         self._tokenizer = tokenizer

@@ -22,8 +22,8 @@ class CompletionFormat:
     """`ReplyFormat` of `/v1/completions`."""
 
     def __init__(
-        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool, name: TokenName,
-        null_usage: bool = False,
+        self, call: Call, tokenizer: Tokenizer, *, fingerprint: str, logprobs: bool,
+        name: TokenName, null_usage: bool = False,
     ) -> None:  # fmt: skip
         self._call = call
         self._tokenizer = tokenizer
