@@ -10,7 +10,7 @@ from lora_kernels.errors import PoolExhausted
 PAGE_ROWS = 8
 """Rank rows a page: a rank costs at most 7 rows more than it uses."""
 ROW_ALIGNMENT = 16
-"""Elements that a row's stride is a multiple of, so that every row starts on 16 bytes at least."""
+"""Elements that a row is padded to a multiple of, so that every row starts on 16 bytes at least."""
 
 
 def pages_for(rank: int) -> int:
@@ -37,6 +37,8 @@ class RankRowPool:
             num_pages * PAGE_ROWS, _round_up(row_size, ROW_ALIGNMENT), dtype=dtype, device=device
         )
         """[rows, row_size rounded up]: row r of page p is row ``p * PAGE_ROWS + r``."""
+        # The one place that clears the padding of rows; kernels read it and nothing writes it.
+        self.rows[:, row_size:] = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = [True] * num_pages
 

@@ -38,7 +38,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A variant's tiles; both kernels walk the same tile map."""
+    """A variant's tiles; both kernels walk the same tile map.
+
+    A shrink fills whole steps of ranks, with zeros past the slot's own, and an expand reads whole
+    steps: `shrink.ranks` is a multiple of `expand.ranks`.
+    """
 
     rows: int
     """Rows of a segment that a program takes."""
@@ -50,21 +54,21 @@ ARCHITECTURES = (80, 90, 100)
 """Compute capability x 10 of the tables below; a device uses the newest one not past its own."""
 
 _AMPERE_HALF: Mapping[Variant, Tiles] = {
-    "bgmv": Tiles(1, shrink=Tile(8, 1024, 4, 2), expand=Tile(8, 256, 1, 2)),
-    "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 3), expand=Tile(16, 128, 4, 2)),
-    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 3), expand=Tile(16, 128, 4, 2)),
+    "bgmv": Tiles(1, shrink=Tile(8, 1024, 4, 2), expand=Tile(4, 256, 1, 2)),
+    "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 3), expand=Tile(16, 128, 2, 2)),
+    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 3), expand=Tile(16, 128, 8, 2)),
 }
 # A stage more in flight: twice the bandwidth of sm_80 at about the same latency.
 _HOPPER_HALF: Mapping[Variant, Tiles] = {
     **_AMPERE_HALF,
-    "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 4), expand=Tile(16, 128, 4, 2)),
-    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 4), expand=Tile(16, 128, 4, 2)),
+    "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 4), expand=Tile(16, 128, 2, 2)),
+    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 4), expand=Tile(16, 128, 8, 2)),
 }
 # Half the columns: elements are twice as wide, and exact products use no tensor cores.
 _FLOAT: Mapping[Variant, Tiles] = {
     "bgmv": Tiles(1, shrink=Tile(8, 512, 4, 2), expand=Tile(8, 128, 1, 2)),
     "sgmv_16": Tiles(16, shrink=Tile(16, 64, 4, 3), expand=Tile(16, 64, 4, 2)),
-    "sgmv_64": Tiles(64, shrink=Tile(16, 32, 4, 3), expand=Tile(16, 64, 4, 2)),
+    "sgmv_64": Tiles(64, shrink=Tile(16, 32, 4, 3), expand=Tile(16, 64, 8, 2)),
 }
 _HALF_TABLES: Mapping[int, Mapping[Variant, Tiles]] = {
     80: _AMPERE_HALF,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from lora_kernels.triton_common import (
+    ROW_MULTIPLE,
     column_tile,
     load_shrunk,
     rank_rows,
@@ -65,10 +66,11 @@ def bgmv_shrink_kernel(
     b_sum = tl.zeros([BLOCK_R, BLOCK_K], dtype=tl.float32)
     for i_k in range(k_begin, k_end, BLOCK_K):
         m_k = i_k + o_k < in_features
+        m_a = i_k + o_k < tl.cdiv(in_features, ROW_MULTIPLE) * ROW_MULTIPLE
         p_x = x_row_ptr + i_k + o_k
         p_a = a_row_ptr + (i_k + o_k)[None, :]
         b_x = tl.load(p_x, mask=m_k, other=0.0)  # [K]
-        b_a = tl.load(p_a, mask=m_r[:, None] & m_k[None, :], other=0.0)  # [R, K]
+        b_a = tl.load(p_a, mask=m_r[:, None] & m_a[None, :], other=0.0)  # [R, K]
         b_sum += b_a.to(tl.float32) * b_x.to(tl.float32)[None, :]
 
     t_base = t_ptr + i_split.to(tl.int64) * stride_split + i_slice.to(tl.int64) * stride_slice
@@ -114,6 +116,7 @@ def bgmv_expand_kernel(
 
     o_n = i_n + tl.arange(0, BLOCK_N)
     m_n = o_n < size
+    m_b = o_n < tl.cdiv(size, ROW_MULTIPLE) * ROW_MULTIPLE
     b_ptr, stride_b = slice_pool(i_slice, b0_ptr, b1_ptr, b2_ptr, stride_b0, stride_b1, stride_b2)
     t_base = t_ptr + i_slice.to(tl.int64) * stride_slice + start.to(tl.int64) * stride_entry
     pages_ptr = record_ptr + 2 + MAX_PAGES
@@ -124,7 +127,7 @@ def bgmv_expand_kernel(
         m_r = o_r < rank
         b_t = load_shrunk(t_base + o_r, None, stride_split, SPLIT_K)  # [R]
         p_b = b_ptr + rank_rows(pages_ptr, o_r, m_r)[:, None] * stride_b + o_n[None, :]
-        b_b = tl.load(p_b, mask=m_r[:, None] & m_n[None, :], other=0.0)  # [R, N]
+        b_b = tl.load(p_b, mask=m_r[:, None] & m_b[None, :], other=0.0)  # [R, N]
         b_sum += b_t[:, None] * b_b.to(tl.float32)
 
     y_row = tl.load(permutation_ptr + start).to(tl.int64)

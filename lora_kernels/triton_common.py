@@ -4,9 +4,12 @@
 import triton
 import triton.language as tl
 
-from lora_kernels.pool import PAGE_ROWS
+from lora_kernels.pool import PAGE_ROWS, ROW_ALIGNMENT
 
 PAGE = tl.constexpr(PAGE_ROWS)
+# Pool rows are padded with zeros to a multiple of it, which masks of A and B include: they then
+# cut no access short, however odd the projection's size.
+ROW_MULTIPLE = tl.constexpr(ROW_ALIGNMENT)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from lora_kernels.triton_common import (
+    ROW_MULTIPLE,
     column_tile,
     dot,
     dot_float32,
@@ -71,10 +72,11 @@ def sgmv_shrink_kernel(
     b_t = tl.zeros([BLOCK_M, BLOCK_R], dtype=tl.float32)
     for i_k in range(k_begin, k_end, BLOCK_K):
         m_k = i_k + o_k < in_features
+        m_a = i_k + o_k < tl.cdiv(in_features, ROW_MULTIPLE) * ROW_MULTIPLE
         p_x = x_row_ptr + (i_k + o_k)[None, :]
         p_a = a_row_ptr + (i_k + o_k)[:, None]
         b_x = tl.load(p_x, mask=m_m[:, None] & m_k[None, :], other=0.0)  # [M, K]
-        b_a = tl.load(p_a, mask=m_r[None, :] & m_k[:, None], other=0.0)  # [K, R]
+        b_a = tl.load(p_a, mask=m_r[None, :] & m_a[:, None], other=0.0)  # [K, R]
         b_t = dot(b_x, b_a, b_t, UPCAST)
 
     t_base = t_ptr + i_split.to(tl.int64) * stride_split + i_slice.to(tl.int64) * stride_slice
@@ -126,6 +128,7 @@ def sgmv_expand_kernel(
     o_n = i_n + tl.arange(0, BLOCK_N)
     m_m = o_m < count
     m_n = o_n < size
+    m_b = o_n < tl.cdiv(size, ROW_MULTIPLE) * ROW_MULTIPLE
     b_ptr, stride_b = slice_pool(i_slice, b0_ptr, b1_ptr, b2_ptr, stride_b0, stride_b1, stride_b2)
     t_base = t_ptr + i_slice.to(tl.int64) * stride_slice
     t_row_ptr = t_base + (start + o_m).to(tl.int64)[:, None] * stride_entry
@@ -137,7 +140,7 @@ def sgmv_expand_kernel(
         p_t = t_row_ptr + o_r[None, :]
         b_t = load_shrunk(p_t, m_m[:, None], stride_split, SPLIT_K)  # [M, R]
         p_b = b_ptr + rank_rows(pages_ptr, o_r, m_r)[:, None] * stride_b + o_n[None, :]
-        b_b = tl.load(p_b, mask=m_r[:, None] & m_n[None, :], other=0.0)  # [R, N]
+        b_b = tl.load(p_b, mask=m_r[:, None] & m_b[None, :], other=0.0)  # [R, N]
         b_y = dot_float32(b_t, b_b, b_y, UPCAST)
 
     y_rows = tl.load(permutation_ptr + start + o_m, mask=m_m, other=0).to(tl.int64)
