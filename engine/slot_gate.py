@@ -8,9 +8,10 @@ service goes on past the claim. Once more than `debt_limit` tokens were served p
 victim's sequences are preempted.
 
 Bounds. At most one claim per tenant and `max(1, num_slots // 4)` in all, first come, first served.
-So with U = max(input weight x longest input, output weight x running sequences), weights equal
-and D the debt limit, tenants that wait differ by at most 2U + D plus what is served during one
-load, and a head waits at most (claims ahead + 1) x (time to serve D + one load) for its slot.
+Let U = max(tokens of the longest prompt, output weight x tokens that fit the KV pool), the unit of
+the counters' own bound, and D the debt limit. With equal weights, tenants that wait differ by at
+most 2U + D plus what is served during one load, and once it is first in order a head waits at
+most (claims ahead + 1) x (time to serve D + one load) for its slot.
 
 Reservations of spare slots are not limited: they hold nobody up. And nothing is reserved for an
 adapter that is still on its way to host memory: a drained slot would idle while it is fetched.

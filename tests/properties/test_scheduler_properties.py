@@ -126,7 +126,6 @@ class EngineMachine(RuleBasedStateMachine):
         source.auto = True
         for digest in list(source.pending):
             source.deliver(digest)
-        self.engine.step()  # an event came: whoever owns the loop calls step
         self.engine.run()
         self.engine.assert_at_rest()
         for client, request_id in self.engine.messages:

@@ -240,6 +240,11 @@ class FakeSource:
         del self.pending[digest]
         self._events.append(AdapterFailed(digest, reason))
 
+    @property
+    def has_events(self) -> bool:
+        """Whether whoever sleeps would be woken."""
+        return bool(self._events)
+
     def poll(self) -> list[AdapterEvent]:
         events, self._events = self._events, []
         return events
@@ -331,7 +336,7 @@ class MemoryEngine:
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing can run."""
         for _ in range(max_steps):
-            if not self.core.has_work:
+            if not (self.core.has_work or self.source.has_events):
                 return
             self.step()
         raise AssertionError("the engine does not come to rest")

@@ -1,0 +1,310 @@
+"""Slots: their states by themselves, then who gets one and at whose expense."""
+
+import pytest
+
+from engine.adapter_slots import AdapterSlots, SlotState
+from engine.scheduled_batch import SlotLoad
+from tests.support.memory_engine import FakeSource, MemoryEngine, request
+
+
+def _resident(slots: AdapterSlots, digest: str) -> None:
+    slots.want(digest)
+    slots.assign(digest)
+    slots.installed(digest)
+
+
+def test_an_adapter_goes_from_absent_over_loading_to_resident_and_back_by_draining():
+    slots = AdapterSlots(1)
+    assert slots.state("a") is SlotState.ABSENT
+    slots.want("a")
+    slots.assign("a")
+    assert slots.state("a") is SlotState.LOADING
+    assert slots.take_changes() == ([], [SlotLoad(0, "a")])
+    slots.installed("a")
+    assert slots.acquire("a") == 0
+    slots.drain("a")
+    assert slots.state("a") is SlotState.DRAINING and not slots.has_spare
+    slots.release("a")
+    assert slots.state("a") is SlotState.ABSENT and slots.has_spare
+    assert slots.take_changes() == ([0], [])
+    slots.check_integrity([], ["a"])
+
+
+def test_an_unwanted_adapter_stays_until_its_slot_is_needed_longest_idle_first():
+    slots = AdapterSlots(2)
+    for digest in ("a", "b"):
+        _resident(slots, digest)
+    slots.take_changes()
+    slots.unwant("b")
+    slots.unwant("a")
+    assert slots.take_notices().released == ["b", "a"]
+    slots.want("c")
+    slots.assign("c")
+    assert slots.state("b") is SlotState.ABSENT and slots.state("a") is SlotState.RESIDENT
+    assert slots.take_changes() == ([1], [SlotLoad(1, "c")])
+    slots.check_integrity([], ["c"])
+
+
+def test_wanting_an_idle_adapter_again_keeps_it():
+    slots = AdapterSlots(1)
+    _resident(slots, "a")
+    slots.unwant("a")
+    slots.want("a")
+    assert not slots.has_spare
+    assert slots.take_notices().released == []
+
+
+def test_a_load_that_fails_or_is_wanted_no_more_frees_its_slot():
+    for end in ("fail", "unwant"):
+        slots = AdapterSlots(1)
+        slots.want("a")
+        slots.assign("a")
+        getattr(slots, end)("a")
+        assert slots.has_spare
+        assert slots.take_changes() == ([0], []), "nothing is loaded any more"
+
+
+def test_unloading_waits_until_nobody_wants_it_and_is_called_off_by_a_new_request():
+    slots = AdapterSlots(1)
+    _resident(slots, "a")
+    slots.unload("a")
+    assert slots.take_notices().forgotten == []
+    slots.unwant("a")
+    assert slots.take_notices().forgotten == ["a"]
+    assert slots.state("a") is SlotState.ABSENT
+
+    _resident(slots, "b")
+    slots.unload("b")
+    slots.want("b")
+    slots.unwant("b")
+    slots.unwant("b")
+    assert slots.take_notices().forgotten == [] and slots.state("b") is SlotState.RESIDENT
+
+    slots.unload("never seen")
+    assert slots.take_notices().forgotten == ["never seen"]
+
+
+# -- the gate
+
+
+def _steady(engine: MemoryEngine, adapter: str, number: int, **fields) -> None:
+    engine.add(request(number, [1, 2, 3], adapter=adapter, **fields))
+
+
+def _service(engine: MemoryEngine) -> float:
+    stats = engine.core.stats()
+    return stats.prompt_tokens - stats.cached_tokens + 2 * stats.output_tokens
+
+
+@pytest.mark.parametrize("same_tenant", [False, True])
+@pytest.mark.parametrize("debt", [0, 100, 400])
+def test_one_b_is_served_within_its_bound_against_a_steady_flow_of_a(debt, same_tenant):
+    engine = MemoryEngine(
+        max_loras=1, max_num_seqs=4, max_num_batched_tokens=16, slot_debt_tokens=debt
+    )
+    number = 0
+
+    def feed(until: int) -> None:
+        nonlocal number
+        while number < until:
+            number += 1
+            _steady(engine, "a", number, tenant="a", max_tokens=40)
+
+    feed(12)
+    for step in range(40):
+        feed(12 + step // 3)
+        engine.step()
+    before = _service(engine)
+    _steady(engine, "b", 10_000, tenant="a" if same_tenant else "b", max_tokens=3)
+    steps = 0
+    while 10_000 not in engine.first_token_at:
+        steps += 1
+        feed(number + (steps % 3 == 0))
+        engine.step()
+    # U for the inputs and for the outputs of a full batch, the debt limit, and what one step adds
+    # before the debt is looked at and while the weights are copied.
+    unit = max(3, 2 * 4)
+    per_step = 16 + 2 * 4
+    assert _service(engine) - before <= 2 * unit + debt + 3 * per_step
+    for other in list(engine.first_token_at):
+        if engine.is_over(("c", other)):
+            engine.assert_as_alone(other)
+    engine.run()
+    engine.assert_at_rest()
+    engine.assert_as_alone(10_000)
+
+
+def test_with_time_to_drain_nobody_is_preempted_for_a_slot():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=4, slot_debt_tokens=1000)
+    _steady(engine, "a", 1, max_tokens=20)
+    engine.step()
+    _steady(engine, "b", 2)
+    _steady(engine, "a", 3, max_tokens=20)
+    engine.run()
+    assert engine.core.stats().preemptions == 0
+    assert engine.finished_at[1] < engine.first_token_at[2] < engine.first_token_at[3]
+
+
+def test_two_looping_adapters_on_two_slots_cannot_keep_a_third_out():
+    engine = MemoryEngine(
+        max_loras=2, max_num_seqs=4, max_num_batched_tokens=16, slot_debt_tokens=64
+    )
+    number = 0
+
+    def loop() -> None:
+        """Keep one request of A and one of B waiting at all times."""
+        nonlocal number
+        for adapter in ("a", "b"):
+            if sum(not engine.is_over(key) for key in engine.messages) < 8:
+                number += 1
+                _steady(engine, adapter, number, tenant=adapter, max_tokens=30)
+
+    for _ in range(30):
+        loop()
+        engine.step()
+    _steady(engine, "late", 10_000, tenant="late", max_tokens=4)
+    before = _service(engine)
+    while 10_000 not in engine.first_token_at:
+        loop()
+        engine.step()
+    assert _service(engine) - before <= 2 * 8 + 64 + 3 * 24
+    engine.run()
+    for key in engine.messages:
+        engine.assert_as_alone(key[1])
+    engine.assert_at_rest()
+
+
+def test_a_reserved_slots_head_goes_first_and_a_seat_is_kept_for_it():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=2, source=FakeSource(auto=False))
+    engine.add(request(1, [1], max_tokens=12, tenant="base"))
+    engine.add(request(2, [1], max_tokens=3, tenant="base"))
+    engine.step()
+    _steady(engine, "a", 3, tenant="z")
+    engine.source.deliver("a")
+    engine.add(request(4, [1], tenant="base"))
+    engine.run()
+    assert engine.first_token_at[3] == engine.finished_at[2] + 1, "the first seat is its own"
+    assert engine.first_token_at[4] > engine.first_token_at[3]
+
+
+def test_service_goes_on_past_a_queue_that_lacks_only_a_slot():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=8, slot_debt_tokens=10_000)
+    _steady(engine, "a", 1, max_tokens=30)
+    engine.step()
+    _steady(engine, "b", 2, tenant="u")
+    for number in range(3, 6):
+        engine.add(request(number, [number], tenant="v"))
+    engine.step()
+    assert {3, 4, 5} <= set(engine.first_token_at), "base rows need no slot"
+    assert 2 not in engine.first_token_at
+    engine.run()
+    for number in range(1, 6):
+        engine.assert_as_alone(number)
+
+
+def test_the_victim_is_the_most_served_adapter():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=60, num_kv_blocks=200)
+    for number in (1, 2, 3):
+        _steady(engine, "often", number, tenant="x", max_tokens=60)
+    _steady(engine, "seldom", 4, tenant="y", max_tokens=60)
+    for _ in range(20):
+        engine.step()
+    _steady(engine, "new", 5, tenant="z", max_tokens=60)
+    while 5 not in engine.first_token_at:
+        engine.step()
+    assert sorted(engine.core.stats().resident) == ["new", "seldom"]
+    engine.run()
+    assert engine.last(1).timing.preemptions >= 1
+    for number in range(1, 6):
+        engine.assert_as_alone(number)
+
+
+def test_claims_are_limited_in_all_and_to_one_for_a_tenant():
+    engine = MemoryEngine(max_loras=8, max_num_seqs=16, slot_debt_tokens=10_000, num_kv_blocks=400)
+    for number in range(8):
+        _steady(engine, f"held{number}", number, tenant=f"t{number}", max_tokens=200)
+    for _ in range(4):
+        engine.step()
+    assert len(engine.core.stats().resident) == 8
+    for number in range(10, 16):
+        _steady(engine, f"more{number}", number, tenant="one")
+    for number in range(20, 24):
+        _steady(engine, f"more{number}", number, tenant=f"u{number}")
+    engine.step()
+    waiting = engine.core._scheduler._lifecycle.gate._claims  # pyright: ignore
+    assert len(waiting) == 2, "max(1, 8 // 4)"
+    engine.run()
+    for key in engine.messages:
+        engine.assert_as_alone(key[1])
+
+
+def test_a_claim_that_is_aborted_spares_its_victim():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=2, slot_debt_tokens=10_000)
+    _steady(engine, "a", 1, max_tokens=20)
+    engine.step()
+    _steady(engine, "b", 2)
+    engine.step()
+    _steady(engine, "a", 3, max_tokens=4)
+    engine.step()
+    assert 3 not in engine.first_token_at, "a draining adapter admits nothing more"
+    engine.core.abort("c", 2)
+    engine.step()
+    assert 3 in engine.first_token_at
+    engine.run()
+    assert engine.source.num_loads == 2 and engine.core.stats().resident == ["a"]
+
+
+def test_running_half_prefilled_and_arriving_never_hold_more_slots_than_there_are():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=4, max_num_batched_tokens=8)
+    _steady(engine, "a", 1, max_tokens=20, tenant="a")
+    _steady(engine, "b", 2, max_tokens=20, tenant="b")
+    for _ in range(3):
+        engine.step()
+    engine.add(request(3, [3] * 30, adapter="b", tenant="b"))
+    engine.step()
+    assert any(len(row.token_ids) > 1 for row in engine.runner.batches[-1].rows)
+    _steady(engine, "c", 4, tenant="c")
+    engine.add(request(5, [5], tenant="base"))
+    while engine.core.has_work:
+        engine.step()
+        assert len(engine.runner.slots) <= 2 and len(engine.core.stats().resident) <= 2
+        used = {row.slot for row in engine.runner.batches[-1].rows if row.slot is not None}
+        assert len(used) <= 2
+    for number in range(1, 6):
+        engine.assert_as_alone(number)
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 2, 0], [0, 0, 0], [1, 1, 1]]
+)
+def test_rows_of_any_adapters_side_by_side_equal_their_runs_alone(order):
+    adapters = [None, "a", "b"]
+    engine = MemoryEngine(max_loras=2, max_num_seqs=4)
+    for number, which in enumerate(order):
+        engine.add(request(number, [7, 8, 9], adapter=adapters[which], max_tokens=3 + 2 * number))
+    engine.run()
+    for number in range(3):
+        engine.assert_as_alone(number)
+
+
+def test_adapters_evicted_while_their_sequences_are_preempted_change_no_token():
+    engine = MemoryEngine(
+        max_loras=1, num_kv_blocks=9, max_num_seqs=6, max_num_batched_tokens=16, slot_debt_tokens=10
+    )
+    for number in range(8):
+        _steady(engine, "ab"[number % 2], number, tenant=f"t{number % 3}", max_tokens=15)
+    engine.run()
+    assert engine.core.stats().preemptions > 0
+    assert engine.source.num_loads >= 2 and len(engine.runner.batches) > 30
+    for number in range(8):
+        engine.assert_as_alone(number)
+    engine.assert_at_rest()
+
+
+def test_two_tenants_share_the_slot_of_equal_files_and_nothing_else():
+    engine = MemoryEngine(max_loras=1)
+    for number in range(2):
+        engine.add(request(number, [1] * 9, adapter="same", tenant=f"t{number}"))
+    engine.run()
+    assert engine.source.num_loads == 1
+    assert [engine.last(number).num_cached_tokens for number in range(2)] == [0, 0]
