@@ -17,7 +17,9 @@ ROOTS = (
 )  # fmt: skip
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
-COMMAND = re.compile(r"\bloraplex ((?:serve|demo|tenants|keys|adapters|db)(?: [a-z]+)?)((?: [^`\n|]*)?)")
+COMMAND = re.compile(
+    r"\bloraplex ((?:serve|demo|tenants|keys|adapters|db)(?: [a-z]+)?)((?: [^`\n|]*)?)"
+)
 MODULE_FOLDERS = ("adapter_store", "engine", "lora_kernels", "platform/loraplex", "migrations")
 
 
