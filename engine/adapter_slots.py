@@ -75,7 +75,6 @@ class AdapterSlots:
         self._placed: dict[str, Adapter] = {}
         self._free = list(range(num_slots))  # a heap: the lowest slot first
         self._idle = OrderedDict[str, Adapter]()  # resident and unwanted, longest idle first
-        self._num_hastened = 0
         self._cleared: list[int] = []
         self._loads: list[SlotLoad] = []
         self._hastened: list[str] = []
@@ -91,11 +90,6 @@ class AdapterSlots:
     def has_spare(self) -> bool:
         """Whether a slot is free, or holds an adapter that nobody wants."""
         return bool(self._free or self._idle)
-
-    @property
-    def can_hasten(self) -> bool:
-        """Whether one more adapter may be hastened: as many at a time as there are slots."""
-        return self._num_hastened < self.num_slots
 
     @property
     def has_notices(self) -> bool:
@@ -128,7 +122,7 @@ class AdapterSlots:
         if not adapter.wanted:
             self._released.append(digest)
             adapter.is_fetched = False
-            self._calm(adapter)
+            adapter.is_hastened = False
             self._settle_unwanted(adapter)
 
     def fetched(self, digest: str) -> None:
@@ -141,7 +135,6 @@ class AdapterSlots:
         """An absent adapter is the next to want a slot: its source should hurry."""
         adapter = self._adapters[digest]
         adapter.is_hastened = True
-        self._num_hastened += 1
         self._hastened.append(digest)
 
     def acquire(self, digest: str) -> int:
@@ -168,7 +161,7 @@ class AdapterSlots:
         adapter.slot = heappop(self._free)
         self._placed[digest] = adapter
         adapter.state = SlotState.LOADING
-        self._calm(adapter)
+        adapter.is_hastened = False
         self._loads.append(SlotLoad(adapter.slot, digest))
 
     def installed(self, digest: str) -> None:
@@ -237,10 +230,6 @@ class AdapterSlots:
             adapter is not None and adapter.state is SlotState.LOADING and adapter.slot == load.slot
         )
 
-    def _calm(self, adapter: Adapter) -> None:
-        self._num_hastened -= adapter.is_hastened
-        adapter.is_hastened = False
-
     def _settle_unwanted(self, adapter: Adapter) -> None:
         if adapter.wanted:
             return
@@ -278,7 +267,6 @@ class AdapterSlots:
         `running` and `wanting` name one digest for each sequence.
         """
         references, wanted = Counter(running), Counter(wanting)
-        assert self._num_hastened == sum(a.is_hastened for a in self._adapters.values())
         slots = [adapter.slot for adapter in self._placed.values()]
         assert sorted([*slots, *self._free], key=str) == sorted(range(self.num_slots), key=str)
         for digest, adapter in self._adapters.items():

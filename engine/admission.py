@@ -35,7 +35,7 @@ class Admission:
             if queue.order is waiting.unplaced:
                 can_reserve = gate.reserve(queue)
             elif queue.order is waiting.unfetched:
-                self._hasten(queue)
+                gate.hasten(queue)
             elif queue.tenant.can_run(queue.head.num_seats):
                 return queue
             else:
@@ -73,15 +73,10 @@ class Admission:
         orders = [waiting.ready]
         if can_reserve:
             orders.append(waiting.unplaced)
-        if self._lifecycle.slots.can_hasten:
+        if self._lifecycle.gate.can_hasten:
             orders.append(waiting.unfetched)
         first: AdapterQueue | None = None
         for queue in (order.min() for order in orders):
             if queue is not None and (first is None or comes_before(queue.head, first.head)):
                 first = queue
         return first
-
-    def _hasten(self, queue: AdapterQueue) -> None:
-        assert queue.adapter is not None
-        self._lifecycle.slots.hasten(queue.adapter)
-        self._lifecycle.waiting.refile(queue.adapter)

@@ -67,7 +67,7 @@ class Lifecycle:
         """
         request = sequence.request
         self.waiting.take(sequence)
-        self.gate.served(request.queue)
+        self.gate.release(request.queue)
         num_blocks = self.blocks.blocks_for(len(sequence.token_ids))
         sequence.block_table = self.blocks.allocate(num_blocks, cached)
         sequence.num_computed = len(cached) * self.blocks.block_size
@@ -135,7 +135,7 @@ class Lifecycle:
     def hold(self, tenant: Tenant) -> None:
         """The tenant's limit lets no more of its sequences run."""
         self.waiting.hold(tenant)
-        self.gate.cancel_tenant(tenant)
+        self.gate.release_tenant(tenant)
 
     def _fork_one(self, parent: Sequence, choice: int) -> Sequence:
         child = self._new_sequence(parent.request, (choice,), list(parent.token_ids))
@@ -185,7 +185,7 @@ class Lifecycle:
 
     def _settle(self, queue: AdapterQueue) -> None:
         if not queue:
-            self.gate.cancel(queue)
+            self.gate.release(queue)
         self.gate.settle()
         self._apply_quota(queue.tenant)
 

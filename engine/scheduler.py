@@ -101,14 +101,18 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something now; false if all that is left waits for a load."""
-        waiting, slots = self._lifecycle.waiting, self._lifecycle.slots
+        waiting, slots, gate = (
+            self._lifecycle.waiting,
+            self._lifecycle.slots,
+            self._lifecycle.gate,
+        )
         return bool(
             len(self._lifecycle.running)
             or len(self._outputs)
             or slots.has_notices
             or waiting.ready.min() is not None
             or (slots.has_spare and waiting.unplaced.min() is not None)
-            or (slots.can_hasten and waiting.unfetched.min() is not None)
+            or (gate.can_hasten and waiting.unfetched.min() is not None)
         )
 
     def schedule(self) -> ScheduledBatch:

@@ -1,20 +1,21 @@
 """Who gets an adapter slot, and at whose expense: reservations, victims and debt.
 
 A queue that lacks only a slot *reserves* one. If a slot is spare (free, or its adapter wanted by
-nobody) the load starts at once; when it is done the queue's head goes before all others. If none
-is spare the queue *claims* one: a victim is named, the resident adapter with the highest counter,
-which admits nothing more, and the claim takes the first slot that becomes spare. Until then
-service goes on past the claim. Once more than `debt_limit` tokens were served past it, the
-victim's sequences are preempted.
+nobody) the load starts at once. If none is, the reservation is a *claim*: a victim is named, the
+resident adapter with the highest counter, which admits nothing more, and the claim takes the first
+slot that becomes spare. Until then service goes on past it. Once more than `debt_limit` tokens
+were served past a claim, the victim's sequences are preempted. When the weights are in the slot,
+the queue's head goes before all others, and with its admission the reservation is served.
 
-Bounds. At most one claim per tenant and `max(1, num_slots // 4)` in all, first come, first served.
-Let U = max(tokens of the longest prompt, output weight x tokens that fit the KV pool), the unit of
-the counters' own bound, and D the debt limit. With equal weights, tenants that wait differ by at
-most 2U + D plus what is served during one load, and once it is first in order a head waits at
-most (claims ahead + 1) x (time to serve D + one load) for its slot.
+Bounds. A tenant has one reservation at a time; there are `max(1, num_slots // 4)` claims at most,
+first come, first served. Let U = max(tokens of the longest prompt, output weight x tokens that fit
+the KV pool), the unit of the counters' own bound, and D the debt limit. With equal weights,
+tenants that wait differ by at most 2U + D plus what is served during one load, and once it is
+first in order a head waits at most (claims ahead + 1) x (time to serve D + one load) for its slot.
 
-Reservations of spare slots are not limited: they hold nobody up. And nothing is reserved for an
-adapter that is still on its way to host memory: a drained slot would idle while it is fetched.
+Nothing is reserved for an adapter that is still on its way to host memory: a drained slot would
+idle while it is fetched. When such an adapter is first in order its source is told to hurry, for
+one adapter of a tenant and for as many in all as there are slots: so host memory stays bounded.
 """
 
 from dataclasses import dataclass
@@ -27,16 +28,19 @@ from engine.waiting import Waiting
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
-    """A queue that waits for a victim's slot."""
+class Reservation:
+    """A queue that waits for its slot, or whose slot waits for its head."""
 
     queue: AdapterQueue
+    digest: str
+    has_slot: bool = False
+    """False: it is a claim."""
     debt: float = 0.0
-    """Tokens charged to anyone since, weighted as in the counters."""
+    """Tokens charged to anyone while it is a claim, weighted as in the counters."""
 
 
 class SlotGate:
-    """Reservations over the adapter slots. The lists it scans are as long as there are slots."""
+    """Reservations over the adapter slots. What it scans is about as long as there are slots."""
 
     def __init__(
         self, slots: AdapterSlots, waiting: Waiting, running: Running, debt_limit: float
@@ -46,106 +50,122 @@ class SlotGate:
         self._running = running
         self._debt_limit = debt_limit
         self._max_claims = max(1, slots.num_slots // 4)
-        self._claims: dict[Tenant, Claim] = {}
-        self._reserved: dict[AdapterQueue, None] = {}  # slot assigned, head not yet admitted
-        self._victims: dict[str, None] = {}  # draining; never more than there are claims
+        self._reservations: dict[Tenant, Reservation] = {}
+        self._victims: dict[str, None] = {}  # draining; as many as there are claims
+        self._hastened: dict[Tenant, str] = {}  # fetched before others, and without a slot so far
+
+    @property
+    def can_hasten(self) -> bool:
+        """Whether one more adapter may be fetched before others."""
+        return len(self._hastened) < self._slots.num_slots
 
     def is_reserved(self, queue: AdapterQueue) -> bool:
         """Whether this queue's head goes before all others, once its slot is ready."""
-        return queue in self._reserved
+        reservation = self._reservations.get(queue.tenant)
+        return reservation is not None and reservation.queue is queue and reservation.has_slot
 
     def first_ready(self) -> AdapterQueue | None:
         """The longest reserved queue whose adapter is resident by now."""
-        for queue in self._reserved:
-            if queue.adapter and self._slots.state(queue.adapter) is SlotState.RESIDENT:
-                return queue
+        for reservation in self._reservations.values():
+            is_resident = self._slots.state(reservation.digest) is SlotState.RESIDENT
+            if reservation.has_slot and is_resident:
+                return reservation.queue
         return None
 
     def reserve(self, queue: AdapterQueue) -> bool:
         """Reserve a slot for an unplaced queue; False, and no change, if none can be had now."""
-        if self._slots.has_spare:
-            self._assign(queue)
-            return True
-        victim = self._choose_victim() if len(self._claims) < self._max_claims else None
-        if victim is None:
-            return False
-        self._claims[queue.tenant] = Claim(queue)
-        queue.tenant.has_claim = True
+        victim: Adapter | None = None
+        if not self._slots.has_spare:
+            if len(self._claims()) < self._max_claims:
+                victim = self._choose_victim()
+            if victim is None:
+                return False
+        assert queue.adapter is not None
+        self._reservations[queue.tenant] = Reservation(queue, queue.adapter)
+        queue.tenant.has_reservation = True
         self._waiting.unplaced.hide(queue.tenant)
-        self._set_claimed(queue, True)
-        self._victims[victim.digest] = None
-        self._slots.drain(victim.digest)
-        self._waiting.refile(victim.digest)
+        self._set_claimed(queue.adapter, True)
+        if victim is not None:
+            self._victims[victim.digest] = None
+            self._slots.drain(victim.digest)
+            self._waiting.refile(victim.digest)
         self.settle()
         return True
 
+    def hasten(self, queue: AdapterQueue) -> None:
+        """An unfetched queue is first in order: its adapter's source should hurry."""
+        assert queue.adapter is not None
+        self._hastened[queue.tenant] = queue.adapter
+        queue.tenant.is_hastening = True
+        self._waiting.unfetched.hide(queue.tenant)
+        self._slots.hasten(queue.adapter)
+        self._waiting.refile(queue.adapter)
+
     def settle(self) -> None:
-        """Give spare slots to claims, the oldest first, and spare the victims no longer needed."""
+        """Something ended: give spare slots to claims, the oldest first, and spare the victims
+        that are not needed any more.
+        """
         for digest in list(self._victims):
             if self._slots.state(digest) is not SlotState.DRAINING:
                 del self._victims[digest]  # its last sequence has left
-        while self._claims and self._slots.has_spare:
-            claim = next(iter(self._claims.values()))
-            self._drop_claim(claim.queue.tenant)
-            self._assign(claim.queue)
-        while len(self._victims) > len(self._claims):
+        claims = self._claims()
+        while claims and self._slots.has_spare:
+            claim = claims.pop(0)
+            claim.has_slot = True
+            self._slots.assign(claim.digest)
+            self._set_claimed(claim.digest, False)
+        while len(self._victims) > len(claims):
             digest, _ = self._victims.popitem()
             self._slots.stop_draining(digest)
             self._waiting.refile(digest)
+        for tenant, digest in list(self._hastened.items()):
+            adapter = self._slots.find(digest)
+            if adapter is None or not adapter.is_hastened:
+                del self._hastened[tenant]
+                tenant.is_hastening = False
+                self._waiting.show(tenant)
 
     def lend(self, num_tokens: float) -> None:
         """Service went past all claims."""
-        for claim in self._claims.values():
-            claim.debt += num_tokens
+        for reservation in self._reservations.values():
+            reservation.debt += 0 if reservation.has_slot else num_tokens
 
     def overdue_victim(self) -> str | None:
         """The adapter whose sequences are to be preempted now, if any."""
-        for claim in self._claims.values():
-            if claim.debt > self._debt_limit:
-                return next(iter(self._victims))
-            break  # later claims owe less
+        claims = self._claims()
+        if claims and claims[0].debt > self._debt_limit:  # the oldest owes the most
+            return next(iter(self._victims))
         return None
 
-    def served(self, queue: AdapterQueue) -> None:
-        """The head of a queue was admitted."""
-        self._reserved.pop(queue, None)
+    def release(self, queue: AdapterQueue) -> None:
+        """The reservation of this queue, if it has one, is served or needed no more: its head was
+        admitted, it is empty, or its tenant's quota holds it back.
+        """
+        reservation = self._reservations.get(queue.tenant)
+        if reservation is not None and reservation.queue is queue:
+            self.release_tenant(queue.tenant)
 
-    def cancel(self, queue: AdapterQueue) -> None:
-        """A queue became empty, or its tenant's quota holds it back."""
-        self._reserved.pop(queue, None)
-        claim = self._claims.get(queue.tenant)
-        if claim is not None and claim.queue is queue:
-            self._drop_claim(queue.tenant)
-            self.settle()
+    def release_tenant(self, tenant: Tenant) -> None:
+        """As `release`, for whichever queue of the tenant has a reservation."""
+        reservation = self._reservations.pop(tenant, None)
+        if reservation is not None:
+            tenant.has_reservation = False
+            if not reservation.has_slot:
+                self._set_claimed(reservation.digest, False)
+                self.settle()
+            self._waiting.show(tenant)
 
-    def cancel_tenant(self, tenant: Tenant) -> None:
-        """A quota holds a tenant back."""
-        claim = self._claims.get(tenant)
-        queues = [queue for queue in self._reserved if queue.tenant is tenant]
-        for queue in queues if claim is None else [*queues, claim.queue]:
-            self.cancel(queue)
+    def _claims(self) -> list[Reservation]:
+        return [r for r in self._reservations.values() if not r.has_slot]
 
-    def _assign(self, queue: AdapterQueue) -> None:
-        assert queue.adapter is not None
-        self._slots.assign(queue.adapter)
-        self._reserved[queue] = None
-        self._waiting.refile(queue.adapter)
-
-    def _drop_claim(self, tenant: Tenant) -> None:
-        claim = self._claims.pop(tenant)
-        tenant.has_claim = False
-        self._set_claimed(claim.queue, False)
-        self._waiting.show(tenant)
-
-    def _set_claimed(self, queue: AdapterQueue, is_claimed: bool) -> None:
-        assert queue.adapter is not None
-        adapter = self._slots.find(queue.adapter)
+    def _set_claimed(self, digest: str, is_claimed: bool) -> None:
+        adapter = self._slots.find(digest)
         if adapter is not None:
             adapter.is_claimed = is_claimed
-            self._waiting.refile(queue.adapter)
+            self._waiting.refile(digest)
 
     def _choose_victim(self) -> Adapter | None:
-        reserved = {queue.adapter for queue in self._reserved}
+        reserved = {r.digest for r in self._reservations.values() if r.has_slot}
         candidates = [
             adapter
             for adapter in self._slots.placed
@@ -162,14 +182,18 @@ class SlotGate:
         return (*counter, -self._running.tokens_left(adapter.digest))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if claims, victims and reservations disagree with the slots."""
-        assert len(self._claims) <= self._max_claims, "too many claims"
-        assert len(self._victims) == len(self._claims), "not one victim for each claim"
+        """Raise AssertionError if reservations and victims disagree with the slots."""
+        claims = self._claims()
+        assert len(claims) <= self._max_claims, "too many claims"
+        assert len(self._victims) == len(claims), "not one victim for each claim"
         draining = {a.digest for a in self._slots.placed if a.state is SlotState.DRAINING}
         assert draining == set(self._victims), "draining adapters are not the victims"
-        for tenant, claim in self._claims.items():
-            assert claim.queue.tenant is tenant and tenant.has_claim and claim.queue, "stale claim"
-            assert not tenant.is_held, "a held tenant's claim"
-        for queue in self._reserved:
-            assert queue and queue.adapter, "a reservation for an empty queue"
-            assert self._slots.state(queue.adapter) in (SlotState.LOADING, SlotState.RESIDENT)
+        for tenant, reservation in self._reservations.items():
+            assert reservation.queue.tenant is tenant and tenant.has_reservation
+            assert reservation.queue and not tenant.is_held, "a stale reservation"
+            state = self._slots.state(reservation.digest)
+            placed = (SlotState.LOADING, SlotState.RESIDENT)
+            assert state in (placed if reservation.has_slot else (SlotState.ABSENT,))
+        for tenant, digest in self._hastened.items():
+            adapter = self._slots.find(digest)
+            assert tenant.is_hastening and adapter is not None and adapter.is_hastened

@@ -9,8 +9,8 @@ class Tenant:
     """Competes with other tenants by `counter`, its queues with each other by theirs."""
 
     __slots__ = (
-        "contenders", "counter", "has_claim", "hold_clock", "max_concurrent", "name",
-        "num_running", "num_waiting", "queues", "weight",
+        "contenders", "counter", "has_reservation", "hold_clock", "is_hastening",
+        "max_concurrent", "name", "num_running", "num_waiting", "queues", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str, now: int) -> None:
@@ -22,8 +22,10 @@ class Tenant:
         self.num_running = 0
         """Seats its sequences take."""
         self.num_waiting = 0
-        self.has_claim = False
-        """Whether one of its queues waits for a victim's slot: one at a time."""
+        self.has_reservation = False
+        """Whether one of its queues has reserved a slot: one at a time."""
+        self.is_hastening = False
+        """Whether one of its adapters is fetched before others: one at a time."""
         self.hold_clock = HoldClock(now)
         self.queues: dict[str | None, AdapterQueue] = {}
         self.contenders = Contenders[AdapterQueue](is_idle_queue)

@@ -150,7 +150,11 @@ class Waiting:
         queue.ledger.change(self._cause_of(queue), self._time.now)
 
     def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
-        return tenant.is_held or (order is self.unplaced and tenant.has_claim)
+        if order is self.unplaced:
+            return tenant.is_held or tenant.has_reservation
+        if order is self.unfetched:
+            return tenant.is_held or tenant.is_hastening
+        return tenant.is_held
 
     def _order_of(self, queue: AdapterQueue) -> FairOrder | None:
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)

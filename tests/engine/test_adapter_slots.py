@@ -231,8 +231,8 @@ def test_claims_are_limited_in_all_and_to_one_for_a_tenant():
     for number in range(20, 24):
         _steady(engine, f"more{number}", number, tenant=f"u{number}")
     engine.step()
-    waiting = engine.core._scheduler._lifecycle.gate._claims  # pyright: ignore
-    assert len(waiting) == 2, "max(1, 8 // 4)"
+    gate = engine.core._scheduler._lifecycle.gate  # pyright: ignore
+    assert len(gate._claims()) == 2, "max(1, 8 // 4)"
     engine.run()
     for key in engine.messages:
         engine.assert_as_alone(key[1])
