@@ -10,7 +10,7 @@ DEMO_ARGS := $(if $(ONCE),--once)
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo serve test test-slow lint format types check wheel clean
+.PHONY: help install dev demo serve test test-slow kernels-report lint format types check wheel clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -41,6 +41,9 @@ test: dev ## Run the tests
 
 test-slow: dev ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
+
+kernels-report: dev ## Compile the Triton kernels for three GPUs (none is needed) and print what they cost
+	@$(BIN)/python scripts/kernels_report.py
 
 lint: dev ## Check style and spelling
 	@$(BIN)/ruff format --check .

@@ -5,7 +5,6 @@ pointers and strides are aligned, an access narrower than 16 bytes.
 ``python -m lora_kernels.compile_report`` prints the table for the Triton installed.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -246,22 +245,19 @@ def iter_costs(cases: list[Case], num_processes: int) -> Iterator[Cost]:
             yield from costs
 
 
-def main(arguments: list[str]) -> int:
-    """Print the table (or, with --json, its rows); 1 if a kernel has a fault."""
+def main() -> int:
+    """Print the table; 1 if a kernel has a fault."""
     with tempfile.TemporaryDirectory() as cache:
         # Compile afresh: a cached kernel keeps the line numbers of the file as it was.
         os.environ["TRITON_CACHE_DIR"] = cache
         costs = list(iter_costs(all_cases(), num_processes=2))
-    out = sys.stdout
-    if "--json" in arguments:
-        out.write(json.dumps([asdict(cost) for cost in costs]) + "\n")
-    else:
-        out.write(f"triton {triton.__version__}\n{HEADER}\n")
-        out.writelines(f"{cost.row}\n" for cost in costs)
+    sys.stdout.write(f"triton {triton.__version__}\n{HEADER}\n")
+    sys.stdout.writelines(f"{cost.row}\n" for cost in costs)
     faults = [f"{cost.row}: {fault}" for cost in costs for fault in cost.faults]
-    sys.stderr.writelines(f"FAULT {fault}\n" for fault in faults)
+    sys.stdout.writelines(f"FAULT {fault}\n" for fault in faults)
+    sys.stdout.write(f"{len(costs)} kernels, {len(faults)} faults\n\n")
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
