@@ -122,7 +122,7 @@ class Database:
 
         Raises `RegistryUnavailable` when the database does not answer.
         """
-        async with _translated_errors(), self._session(self._reading_engine) as session:
+        async with translated_errors(), self._session(self._reading_engine) as session:
             return await work(session)
 
     async def write(self, work: Work[T]) -> T:
@@ -139,7 +139,7 @@ class Database:
         return await self._write_once(work)
 
     async def _write_once(self, work: Work[T]) -> T:
-        async with _translated_errors():
+        async with translated_errors():
             if self._write_lock is None:
                 return await self._commit(work)
             async with self._write_lock:
@@ -158,7 +158,8 @@ class Database:
 
 
 @asynccontextmanager
-async def _translated_errors() -> AsyncGenerator[None]:
+async def translated_errors() -> AsyncGenerator[None]:
+    """Turn the driver's failures to reach or read the database into `RegistryUnavailable`."""
     try:
         yield
     except (IntegrityError, ProgrammingError, DataError):

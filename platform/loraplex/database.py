@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from adapter_store.registry.session import async_url, create_engine
+from adapter_store.registry.session import async_url, create_engine, translated_errors
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ def migrations_dir() -> Path:
 async def upgrade(database_url: str) -> str:
     """Bring the database to the newest revision, made if there is none, and return the revision.
 
-    Raises `ValueError` for a URL of an unsupported kind, and `DatabaseNotMigrated` for a database
-    that a newer release has migrated.
+    Raises `ValueError` for a URL of an unsupported kind, `DatabaseNotMigrated` for a database that
+    a newer release has migrated, and `RegistryUnavailable` for one that does not answer.
     """
     newest = _scripts().get_current_head()
     assert newest is not None
@@ -72,6 +72,8 @@ async def upgrade(database_url: str) -> str:
 async def check(database_url: str) -> str:
     """The database's revision; raises `DatabaseNotMigrated` if it is not the newest one.
 
+    Raises `ValueError` and `RegistryUnavailable` as `upgrade` does.
+
     Changes no schema, and makes no SQLite file where there is none.
     """
     newest = _scripts().get_current_head()
@@ -85,9 +87,15 @@ async def check(database_url: str) -> str:
 
 
 async def _run(url: str, work: Callable[[Connection], T], *, immediate: bool) -> T:
-    engine = create_engine(url)
     try:
-        async with engine.execution_options(immediate=immediate).begin() as connection:
+        engine = create_engine(url)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"this database needs a driver: pip install {error.name}") from None
+    try:
+        async with (
+            translated_errors(),
+            engine.execution_options(immediate=immediate).begin() as connection,
+        ):
             return await connection.run_sync(work)
     finally:
         await engine.dispose()

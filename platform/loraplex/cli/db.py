@@ -1,6 +1,8 @@
 """`loraplex db`: the registry's schema."""
 
 import asyncio
+import contextlib
+from collections.abc import Generator
 from pathlib import Path
 
 import click
@@ -11,10 +13,6 @@ from loraplex.supervisor.data_dir import DataDir, DataDirError, default_data_dir
 @click.group()
 def db() -> None:
     """Migrate the registry's database, or check it."""
-
-
-def _url(database_url: str | None, data_dir: Path) -> str:
-    return database_url or DataDir(data_dir.resolve()).database_url
 
 
 _database_option = click.option(
@@ -34,15 +32,13 @@ def upgrade(database_url: str | None, data_dir: Path) -> None:
     """Bring the database to the newest schema."""
     from loraplex.database import upgrade as run_upgrade
 
-    try:
+    with _clear_errors():
         if database_url is None:
             with open_data_dir(data_dir) as data:
-                asyncio.run(run_upgrade(data.database_url))
+                revision = asyncio.run(run_upgrade(data.database_url))
         else:
-            asyncio.run(run_upgrade(database_url))
-    except DataDirError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo("The database is up to date.")
+            revision = asyncio.run(run_upgrade(database_url))
+    click.echo(f"The database is at revision {revision}.")
 
 
 @db.command("check")
@@ -50,11 +46,24 @@ def upgrade(database_url: str | None, data_dir: Path) -> None:
 @_data_dir_option
 def check(database_url: str | None, data_dir: Path) -> None:
     """Exit 0 if the database has the newest schema, 1 with the command to run if not."""
-    from loraplex.database import DatabaseNotMigrated
     from loraplex.database import check as run_check
 
+    with _clear_errors():
+        url = database_url or DataDir(data_dir.resolve()).database_url
+        revision = asyncio.run(run_check(url))
+    click.echo(f"The database is at revision {revision}.")
+
+
+@contextlib.contextmanager
+def _clear_errors() -> Generator[None]:
+    from adapter_store.errors import RegistryUnavailable
+    from loraplex.database import DatabaseNotMigrated
+
     try:
-        revision = asyncio.run(run_check(_url(database_url, data_dir)))
+        yield
     except DatabaseNotMigrated as error:
         raise click.ClickException(f"{error}. Run: loraplex db upgrade") from None
-    click.echo(f"The database is at revision {revision}.")
+    except RegistryUnavailable as error:
+        raise click.ClickException(f"{error}: {error.__cause__}") from None
+    except (DataDirError, ValueError) as error:
+        raise click.ClickException(str(error)) from None

@@ -12,12 +12,13 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.engine_args import EngineArgs, parse_engine_args
 from engine.errors import ConfigError
 from engine.logs import configure_logs
-from loraplex.database import upgrade
+from loraplex.database import DatabaseNotMigrated, upgrade
 from loraplex.settings import Settings, SettingsError
 from loraplex.supervisor.child import ChildCannotStart
 from loraplex.supervisor.data_dir import (
@@ -58,9 +59,9 @@ async def serve(options: ServeOptions) -> None:
         with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
             engine = _engine_args(options, model_dir, data, run_dir)
             settings = _settings(options, model_dir, data, engine.socket_path)
-            await upgrade(data.database_url)
+            await _upgrade(settings.storage.database_url)
             if settings.auth.admin_key is None:
-                await _make_admin_key(data)
+                await _make_admin_key(data, settings.storage.database_url)
             try:
                 listener = listen(options.host, options.port)
             except OSError as error:
@@ -126,7 +127,7 @@ def _settings(
     settings = Settings.from_env(
         os.environ,
         served_model_names=options.served_model_names,
-        database_url=data.database_url,
+        database_url=os.environ.get("LORAPLEX_DATABASE_URL", data.database_url),
         blobs_dir=str(data.blobs),
         cache_dir=str(data.cache),
         uploads_dir=str(data.uploads),
@@ -137,8 +138,16 @@ def _settings(
     return settings
 
 
-async def _make_admin_key(data: DataDir) -> None:
-    database = Database(data.database_url)
+async def _upgrade(database_url: str) -> None:
+    """The embedded database is migrated at start; the lock on the data directory guards it."""
+    try:
+        await upgrade(database_url)
+    except (ValueError, DatabaseNotMigrated, RegistryUnavailable) as error:
+        raise ServeError(f"the registry's database cannot be used: {error}") from None
+
+
+async def _make_admin_key(data: DataDir, database_url: str) -> None:
+    database = Database(database_url)
     registry = Registry(database)
     try:
         created = await registry.ensure_admin_key()
