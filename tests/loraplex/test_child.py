@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,15 @@ def child(tmp_path: Path, action: str) -> tuple[Child, Path]:
 
 
 async def until(log: Path, lines: int) -> None:
-    async with asyncio.timeout(30):
-        while len(log.read_text().splitlines()) < lines:
-            await asyncio.sleep(0.01)
+    """Wait until the child has written so many lines."""
+    await asyncio.to_thread(_poll, log, lines)
+
+
+def _poll(log: Path, lines: int) -> None:
+    deadline = time.monotonic() + 30
+    while len(log.read_text().splitlines()) < lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 async def test_a_child_that_dies_is_started_again_with_the_next_generation(tmp_path: Path):
