@@ -26,18 +26,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_number",
-        "arrived",
-        "first_admitted",
-        "first_token",
-        "key",
-        "last_token",
-        "message",
-        "num_cached_tokens",
-        "num_preemptions",
-        "queue",
-        "sequences",
-        "waited",
+        "arrival_number", "first_admitted", "first_token", "key", "last_token", "message",
+        "num_cached_tokens", "num_preemptions", "queue", "sequences", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -47,14 +37,12 @@ class Request:
         queue: "AdapterQueue",
         *,
         arrival_number: int,
-        arrived: int,
     ) -> None:
         self.key = key
         self.message = message
         self.queue = queue
         self.arrival_number = arrival_number
         """Position in the order of all arrivals."""
-        self.arrived = arrived
         self.sequences: list[Sequence] = []
         """Those still queued or running; the first stands for all choices until it forks."""
         self.waited = [0] * len(CAUSES)

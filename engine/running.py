@@ -19,9 +19,6 @@ class Running:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.sequence_id in self._sequences
-
     def add(self, sequence: Sequence) -> None:
         """A sequence begins to run and takes its seats."""
         self._sequences[sequence.sequence_id] = sequence

@@ -79,7 +79,6 @@ class Scheduler:
             message,
             lifecycle.waiting.queue_of(message),
             arrival_number=self._num_arrivals,
-            arrived=self._time.now,
         )
         lifecycle.arrive(request)
 

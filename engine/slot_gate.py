@@ -33,10 +33,10 @@ class Reservation:
 
     queue: AdapterQueue
     digest: str
+    served_before: float
+    """Tokens that had been charged to anyone when it was made, weighted as in the counters."""
     has_slot: bool = False
     """False: it is a claim."""
-    debt: float = 0.0
-    """Tokens charged to anyone while it is a claim, weighted as in the counters."""
 
 
 class SlotGate:
@@ -50,6 +50,7 @@ class SlotGate:
         self._running = running
         self._debt_limit = debt_limit
         self._max_claims = max(1, slots.num_slots // 4)
+        self._served = 0.0
         self._reservations: dict[Tenant, Reservation] = {}
         self._victims: dict[str, None] = {}  # draining; as many as there are claims
         self._hastened: dict[Tenant, str] = {}  # fetched before others, and without a slot so far
@@ -81,7 +82,7 @@ class SlotGate:
             if victim is None:
                 return False
         assert queue.adapter is not None
-        self._reservations[queue.tenant] = Reservation(queue, queue.adapter)
+        self._reservations[queue.tenant] = Reservation(queue, queue.adapter, self._served)
         queue.tenant.has_reservation = True
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
@@ -126,14 +127,13 @@ class SlotGate:
                 self._waiting.show(tenant)
 
     def lend(self, num_tokens: float) -> None:
-        """Service went past all claims."""
-        for reservation in self._reservations.values():
-            reservation.debt += 0 if reservation.has_slot else num_tokens
+        """Tokens were charged to somebody: service went past all claims."""
+        self._served += num_tokens
 
     def overdue_victim(self) -> str | None:
         """The adapter whose sequences are to be preempted now, if any."""
-        claims = self._claims()
-        if claims and claims[0].debt > self._debt_limit:  # the oldest owes the most
+        oldest = next(iter(self._claims()), None)
+        if oldest is not None and self._served - oldest.served_before > self._debt_limit:
             return next(iter(self._victims))
         return None
 
