@@ -75,7 +75,8 @@ def test_the_package_and_its_cpu_path_load_no_triton():
 import sys, torch
 from lora_kernels import LoraBatch, LoraSlice, LoraTable, LoraWeights, add_lora
 table = LoraTable(4, [4], 1)
-table.install(0, LoraWeights.fuse([LoraSlice(torch.ones(1, 4), torch.ones(4, 1), 1.0)], torch.float32))
+part = LoraSlice(torch.ones(1, 4), torch.ones(4, 1), 1.0)
+table.install(0, LoraWeights.fuse([part], torch.float32))
 add_lora(torch.zeros(1, 4), torch.ones(1, 4), table, LoraBatch.from_runs([0], [1]))
 sys.exit("triton" in sys.modules or "lora_kernels.triton_launch" in sys.modules)
 """

@@ -1,4 +1,4 @@
-"""What the kernels promise beyond values: isolation of slots, no idle work, bits, wide addresses."""
+"""What the kernels promise beyond values: isolated slots, no idle work, bits, wide addresses."""
 
 from collections.abc import Callable
 from itertools import pairwise
