@@ -67,6 +67,7 @@ class Lifecycle:
         """
         request = sequence.request
         self.waiting.take(sequence)
+        request.has_untold_wait = True
         self.gate.release(request.queue)
         num_blocks = self.blocks.blocks_for(len(sequence.token_ids))
         sequence.block_table = self.blocks.allocate(num_blocks, cached)

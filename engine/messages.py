@@ -77,6 +77,7 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prompt tokens that came from the prefix cache."""
     finished: bool = False
     timing: RequestTiming | None = None
+    """So far: with the first token, with the first one after a preemption, and at the end."""
     error_code: str | None = None
     error: str | None = None
 

@@ -13,10 +13,11 @@ from engine.sequence import Sequence
 
 
 class _Draft:
-    __slots__ = ("deltas", "error", "error_code", "timing")
+    __slots__ = ("deltas", "error", "error_code", "is_last", "timing")
 
     def __init__(self) -> None:
         self.deltas: list[ChoiceDelta] = []
+        self.is_last = False
         self.timing: RequestTiming | None = None
         self.error_code: str | None = None
         self.error: str | None = None
@@ -38,7 +39,13 @@ class Outputs:
         logprobs = None
         if sequence.params.logprobs is not None and token.logprob is not None:
             logprobs = [TokenLogprob(token.token_id, token.logprob, list(token.top))]
-        self._draft(sequence.request).deltas.append(
+        request = sequence.request
+        draft = self._draft(request)
+        if request.has_untold_wait:
+            # Not at the end only: whoever cuts a text at a stop string never hears of that.
+            request.has_untold_wait = False
+            draft.timing = request.timing()
+        draft.deltas.append(
             ChoiceDelta(
                 sequence.choices[0],
                 [token.token_id],
@@ -56,7 +63,9 @@ class Outputs:
 
     def over(self, request: Request) -> None:
         """The last of a request's sequences has ended."""
-        self._draft(request).timing = request.timing()
+        draft = self._draft(request)
+        draft.timing = request.timing()
+        draft.is_last = True
 
     def drop(self, request: Request) -> None:
         """Its client does not want to hear of it."""
@@ -79,7 +88,7 @@ def _message(request: Request, draft: _Draft) -> RequestOutput:
         request_id=request.key.request_id,
         deltas=draft.deltas,
         num_cached_tokens=request.num_cached_tokens,
-        finished=draft.timing is not None,
+        finished=draft.is_last,
         timing=draft.timing,
         error_code=draft.error_code,
         error=draft.error,

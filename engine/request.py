@@ -26,8 +26,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_number", "first_admitted", "first_token", "key", "last_token", "message",
-        "num_cached_tokens", "num_preemptions", "queue", "sequences", "waited",
+        "arrival_number", "first_admitted", "first_token", "has_untold_wait", "key", "last_token",
+        "message", "num_cached_tokens", "num_preemptions", "queue", "sequences", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,8 @@ class Request:
         self.sequences: list[Sequence] = []
         """Those still queued or running; the first stands for all choices until it forks."""
         self.waited = [0] * len(CAUSES)
+        self.has_untold_wait = False
+        """Whether a wait has ended that no timing sent to the client includes."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache, at the first admission."""

@@ -92,7 +92,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         deltas=[_merge_deltas(deltas) for deltas in by_choice.values()],
         num_cached_tokens=max(output.num_cached_tokens for output in outputs),
         finished=last.finished,
-        timing=last.timing,
+        timing=next((o.timing for o in reversed(outputs) if o.timing is not None), None),
         error_code=last.error_code,
         error=last.error,
     )

@@ -155,7 +155,7 @@ def test_outputs_of_one_step_are_one_message_for_a_request_and_carry_logprobs_on
     client, output = outputs[0]
     assert client == "c" and [delta.index for delta in output.deltas] == [0, 1, 2]
     assert all(delta.logprobs is None for delta in output.deltas)
-    assert not output.finished and output.timing is None
+    assert not output.finished and output.timing is not None
 
 
 def test_stats_count_what_happened():

@@ -51,6 +51,13 @@ async def test_a_slow_reader_gets_one_output_that_says_all() -> None:
         await anext(stream)
 
 
+def test_a_merged_output_keeps_the_newest_timing() -> None:
+    timings = [RequestTiming(queue={"turn": t}, prefill=0.0, decode=0.0) for t in (1.0, 2.0)]
+    outputs = [RequestOutput(1, [ChoiceDelta(0, [t])], timing=timings[t]) for t in range(2)]
+    merged = merge_outputs([*outputs, output(ChoiceDelta(0, [2]))])
+    assert merged.timing is timings[1] and not merged.finished
+
+
 def test_one_output_is_not_copied() -> None:
     only = output(ChoiceDelta(0, [1]))
     assert merge_outputs([only]) is only

@@ -138,3 +138,22 @@ def test_an_aborted_wait_leaves_the_others_ledgers_right():
     engine.core.abort("c", 2)
     engine.run()
     assert sum(_queue(engine, 3).values()) == pytest.approx(3.0)
+
+
+def test_a_wait_is_told_with_the_first_token_after_it_and_not_only_at_the_end():
+    engine = MemoryEngine(num_kv_blocks=6, block_size=4, max_num_seqs=4)
+    for number in (1, 2):
+        engine.add(request(number, [number] * 7, tenant="x", max_tokens=16))
+    engine.run()
+    outputs = engine.outputs["c", 2]
+    told = [output.timing for output in outputs if output.timing is not None]
+    last = engine.last(2).timing
+    assert last is not None and last.preemptions >= 1
+    assert outputs[0].timing is told[0] and told[0].preemptions == 0
+    assert len(told) == 1 + last.preemptions + 1  # first token, each return, the end
+    assert (told[-2].queue, told[-2].prefill, told[-2].preemptions) == (
+        last.queue,
+        last.prefill,
+        last.preemptions,
+    )
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -141,6 +142,34 @@ async def test_a_stop_string_ends_the_engines_work(tmp_path):
         assert reply.choices[0].text == "numbers 0 1 2"
         await until_idle(engine)
         assert (await engine.stats()).output_tokens < 100
+
+
+async def test_an_answer_cut_at_a_stop_string_says_how_long_it_waited(tmp_path):
+    pause = threading.Event()
+    runner = ScriptedRunner(before_step=lambda batch: pause.wait(0.001) and None)
+    async with service_on_engine(tmp_path, runner, threaded=True) as (service, engine, _):
+        said = service.tokenizer.encode("numbers 0 1 2 3 4 5 6", False)
+        runner.reply = lambda prompt, adapter: said * 50
+        await service.upload("legal")
+        body = {"model": "legal", "prompt": "x", "stop": " 3 ", "max_tokens": 400}
+        async with service.client() as client:
+            reply = await client.post("/v1/completions", json=body)
+            async with client.stream(
+                "POST", "/v1/completions", json={**body, "stream": True}
+            ) as stream:
+                lines = [line async for line in stream.aiter_lines() if line.startswith("data: {")]
+        assert reply.json()["choices"][0]["finish_reason"] == "stop"
+        milliseconds = {
+            part: float(reply.headers[f"x-loraplex-{part}-ms"])
+            for part in ("queue", "load", "prefill", "decode")
+        }
+        assert all(value > 0 for value in milliseconds.values()), milliseconds
+        assert milliseconds["queue"] >= milliseconds["load"]
+        assert json.loads(lines[-1].removeprefix("data: "))["loraplex"]["prefill_ms"] > 0
+        rows = await service.usage(num_rows=2)
+        assert all(row.queue_seconds > 0 for row in rows)
+        assert sum(row.load_seconds for row in rows) > 0  # the first one's
+        await until_idle(engine)
 
 
 async def test_replacing_an_adapter_under_load_gives_whole_answers_of_one_version(tmp_path):
