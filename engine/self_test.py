@@ -72,6 +72,7 @@ class _Run:
             block_size=16,
             dtype=decoder.dtype,
         )
+        self._cache.clear_blocks(torch.arange(self._cache.num_blocks))
         self.logits: dict[int, Tensor] = {}
 
     def step(self, rows: list[tuple[int, list[int], int]]) -> None:

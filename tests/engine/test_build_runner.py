@@ -87,3 +87,15 @@ def test_the_self_test_sees_a_row_that_depends_on_its_batch(model_dir, monkeypat
     assert built.invariance is not None and not built.invariance.holds
     assert built.invariance.max_logit_difference > 0
     assert len(warnings) == 1 and "share" in warnings[0]
+
+
+def test_the_self_test_does_not_depend_on_what_its_memory_held(model_dir, monkeypatch):
+    empty = torch.empty
+
+    def poisoned(*size, **options):
+        tensor = empty(*size, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    built = build_runner(model_dir, num_kv_blocks=4)
+    assert built.invariance is not None and built.invariance.holds
