@@ -48,6 +48,7 @@ def serve(
     With nothing configured everything is embedded: an SQLite registry and adapters as files under
     the data directory, the engine in its own process.
     """
+    from loraplex.supervisor.child import ChildCannotStart
     from loraplex.supervisor.serve import ServeError, ServeOptions
     from loraplex.supervisor.serve import serve as run
 
@@ -76,3 +77,5 @@ def serve(
         asyncio.run(run(options))
     except ServeError as error:
         raise click.ClickException(str(error)) from None
+    except ChildCannotStart:  # its own message is on the terminal
+        raise click.exceptions.Exit(1) from None

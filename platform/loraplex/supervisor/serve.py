@@ -1,7 +1,9 @@
 """`loraplex serve`, from its options to a running service: everything that can be wrong, first."""
 
 import asyncio
+import errno
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,15 +14,17 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from adapter_store.errors import RegistryUnavailable
+from adapter_store.base_model import read_base_model
+from adapter_store.errors import BaseModelError, RegistryUnavailable
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.engine_args import EngineArgs, parse_engine_args
 from engine.errors import ConfigError
 from engine.logs import configure_logs
+from engine.text.errors import TextError
+from engine.text.tokenizer import Tokenizer
 from loraplex.database import DatabaseNotMigrated, upgrade
 from loraplex.settings import Settings, SettingsError
-from loraplex.supervisor.child import ChildCannotStart
 from loraplex.supervisor.data_dir import (
     DataDir,
     DataDirError,
@@ -52,24 +56,21 @@ class ServeOptions:
 
 
 async def serve(options: ServeOptions) -> None:
-    """Run the service until it is told to stop; raises `ServeError`."""
+    """Run the service until it is told to stop.
+
+    Raises `ServeError`, or `ChildCannotStart` when a process refused to start and has said why.
+    """
     configure_logs("json", process="supervisor")
     try:
         model_dir = resolve_model(options.model)
+        check_model(options.model, model_dir)
         with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
             engine = _engine_args(options, model_dir, data, run_dir)
             settings = _settings(options, model_dir, data, engine.socket_path)
             await _upgrade(settings.storage.database_url)
             if settings.auth.admin_key is None:
                 await _make_admin_key(data, settings.storage.database_url)
-            try:
-                listener = listen(options.host, options.port)
-            except OSError as error:
-                raise ServeError(
-                    f"cannot listen on {options.host}:{options.port}: {error.strerror}; "
-                    "stop what uses the port, or choose another with --port"
-                ) from None
-            with listener:
+            with _listen(options.host, options.port) as listener:
                 url = _url(options.host, listener.getsockname()[1])
                 service = Service(
                     engine=engine,
@@ -82,7 +83,7 @@ async def serve(options: ServeOptions) -> None:
                     await supervise(service)
                 finally:
                     greeting.cancel()
-    except (DataDirError, SettingsError, ConfigError, ChildCannotStart) as error:
+    except (DataDirError, SettingsError, ConfigError) as error:
         raise ServeError(str(error)) from None
 
 
@@ -102,6 +103,38 @@ def resolve_model(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ServeError(f"--model {model} cannot be fetched from the hub: {error}") from None
+
+
+def check_model(model: str, model_dir: Path) -> None:
+    """Refuse a folder whose files no process could use; raises `ServeError`.
+
+    What takes torch to find out (an unknown family, too little memory) the engine refuses.
+    """
+    try:
+        read_base_model(model_dir)
+        Tokenizer.from_pretrained(model_dir)
+    except (BaseModelError, TextError, OSError, ValueError, RecursionError) as error:
+        raise ServeError(
+            f"--model {model} cannot be served: {str(error) or type(error).__name__}. It must be a "
+            "Llama, Mistral, Qwen2, Qwen3 or SmolLM model as transformers saves it: config.json, "
+            "tokenizer.json and safetensors"
+        ) from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        match error.errno:
+            case errno.EADDRINUSE:
+                fix = "stop what uses the port, or choose another with --port"
+            case errno.EACCES:
+                fix = "choose a port above 1023 with --port"
+            case _:
+                fix = "choose an address of this machine with --host, as 127.0.0.1 or 0.0.0.0"
+        # The library's own text repeats the address.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        raise ServeError(f"cannot listen on {host}:{port}: {reason}; {fix}") from None
 
 
 def _engine_args(

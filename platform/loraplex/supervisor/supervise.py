@@ -85,7 +85,8 @@ async def supervise(service: Service) -> None:
         await asyncio.wait([stopped, *running.values()], return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-        _log.info("stopping", drain_seconds=service.drain_seconds)
+        if stop.is_set():  # else a process has just said why it cannot start: the last word
+            _log.info("stopping", drain_seconds=service.drain_seconds)
         service.listener.close()  # from now on a connection is refused: not ready at once
         # The engine goes last: the streams that drain need it.
         grace = service.drain_seconds + _STOP_GRACE_SECONDS
