@@ -33,7 +33,7 @@ from lora_kernels.batch import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.ops import add_lora
 from lora_kernels.tiles import VARIANTS, Variant
-from lora_kernels.triton_launch import plan
+from lora_kernels.triton_launch import is_interpreted, plan
 
 TIME_LIMIT_SECONDS = 285.0
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -52,9 +52,14 @@ CHECKS = (
 
 
 def main() -> int:
-    """Print the table; 1 if a value is wrong, 2 if there is no device."""
+    """Print the table; 1 if a value is wrong, 2 if the device cannot be used."""
     if not torch.cuda.is_available():
         sys.stderr.write("gpu_kernels: there is no CUDA device here\n")
+        return 2
+    if is_interpreted():
+        sys.stderr.write(
+            "gpu_kernels: unset TRITON_INTERPRET, which keeps kernels off the device\n"
+        )
         return 2
     started = time.monotonic()
     baselines, missing = usable_baselines("cuda")

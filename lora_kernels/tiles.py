@@ -56,13 +56,13 @@ ARCHITECTURES = (80, 90, 100)
 _AMPERE_HALF: Mapping[Variant, Tiles] = {
     "bgmv": Tiles(1, shrink=Tile(8, 1024, 4, 2), expand=Tile(4, 256, 1, 2)),
     "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 3), expand=Tile(16, 128, 2, 2)),
-    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 3), expand=Tile(16, 128, 8, 2)),
+    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 3), expand=Tile(16, 64, 4, 2)),
 }
 # A stage more in flight: twice the bandwidth of sm_80 at about the same latency.
 _HOPPER_HALF: Mapping[Variant, Tiles] = {
     **_AMPERE_HALF,
     "sgmv_16": Tiles(16, shrink=Tile(16, 256, 4, 4), expand=Tile(16, 128, 2, 2)),
-    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 4), expand=Tile(16, 128, 8, 2)),
+    "sgmv_64": Tiles(64, shrink=Tile(16, 128, 4, 4), expand=Tile(16, 64, 4, 2)),
 }
 # Half the columns: elements are twice as wide, and exact products use no tensor cores.
 _FLOAT: Mapping[Variant, Tiles] = {
