@@ -28,7 +28,7 @@ async def test_health_follows_the_engine_and_the_registry(tmp_path, monkeypatch)
         assert await statuses() == [200, 503, 503]
         service.engine.is_ready = True
 
-        async def unavailable(digest: str) -> bool:
+        async def unavailable() -> None:
             raise RegistryUnavailable("gone")
 
         monkeypatch.setattr(service.registry, "ping", unavailable)
