@@ -6,6 +6,7 @@ requests go on for the drain limit, gives those that are left a last frame, and 
 
 import asyncio
 import contextlib
+import resource
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -25,9 +26,11 @@ from engine.text.tokenizer import Tokenizer
 from engine.zmq_client import ZmqEngineClient
 from loraplex.adapter_cache import fetch_from
 from loraplex.app import create_app
+from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
 from loraplex.settings import Settings
 
+_MAX_OPEN_FILES = 65_536
 _LAST_FRAME_SECONDS = 3.0
 """After the drain limit: for the last frames to reach their clients."""
 
@@ -83,7 +86,8 @@ async def _serve(settings: Settings, listener: socket.socket, drain_seconds: flo
 
     config = uvicorn.Config(
         create_app(settings, lambda: open_backends(settings, base, blobs, engine)),
-        http="httptools", lifespan="on", access_log=False, log_config=None, server_header=False,
+        http=bounded_http(settings.connections), ws="none", lifespan="on",
+        access_log=False, log_config=None, server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(drain_seconds + _LAST_FRAME_SECONDS),
     )  # fmt: skip
     await _DrainingServer(config, start_drain).serve(sockets=[listener])
@@ -91,9 +95,18 @@ async def _serve(settings: Settings, listener: socket.socket, drain_seconds: flo
         drain.cancel()
 
 
+def _allow_connections() -> None:
+    """Each takes a file descriptor; the usual soft limit of 1024 is kept for users of `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> None:
     """Read the settings and serve until told to stop."""
     die_with_parent()
+    _allow_connections()
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     listener = socket.socket(fileno=int(sys.argv[1]))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -71,6 +71,17 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Without a byte for so long the upload is given up."""
 
 
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Caps on one connection, whoever is at its other end."""
+
+    max_head_bytes: Positive = 64 * 2**10
+    """Request line and headers (431)."""
+    head_seconds: Seconds = 30.0
+    """They must have arrived by then; so must the first ones, counted from the connection."""
+    stalled_write_seconds: Seconds = 60.0
+    """A client that takes no byte of its reply for so long is disconnected."""
+
+
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How replies are streamed."""
 
@@ -106,6 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     requests: RequestLimits = msgspec.field(default_factory=RequestLimits)
     uploads: UploadLimits = msgspec.field(default_factory=UploadLimits)
+    connections: ConnectionLimits = msgspec.field(default_factory=ConnectionLimits)
     streams: StreamSettings = msgspec.field(default_factory=StreamSettings)
 
     @classmethod

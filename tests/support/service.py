@@ -23,9 +23,11 @@ from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.text.tokenizer import Tokenizer
 from loraplex.app import create_app
+from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
 from loraplex.settings import (
     AuthSettings,
+    ConnectionLimits,
     EngineSettings,
     ModelSettings,
     RequestLimits,
@@ -136,6 +138,7 @@ async def running_service(
     requests: RequestLimits | None = None,
     uploads: UploadLimits | None = None,
     streams: StreamSettings | None = None,
+    connections: ConnectionLimits | None = None,
 ) -> AsyncIterator[TestService]:
     for folder in ("blobs", "cache", "uploads"):
         (root / folder).mkdir(exist_ok=True)
@@ -154,6 +157,7 @@ async def running_service(
         requests=requests or RequestLimits(),
         uploads=uploads or UploadLimits(),
         streams=streams or StreamSettings(),
+        connections=connections or ConnectionLimits(),
     )
     registry = Registry(Database(url), reserved_names=("tiny", "tiny-chat", "org/Tiny-Chat"))
     keys = {"admin": ADMIN_KEY}
@@ -168,18 +172,18 @@ async def running_service(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE
     )
     app = create_app(settings, lambda: contextlib.nullcontext(backends))
-    async with _served(app) as base_url:
+    async with _served(app, settings.connections) as base_url:
         yield TestService(base_url, app, engine, registry, blobs, tokenizer, root, keys)
     await registry.close()
 
 
 @contextlib.asynccontextmanager
-async def _served(app: Litestar) -> AsyncIterator[str]:
+async def _served(app: Litestar, limits: ConnectionLimits) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     # asyncio sees no TCP in such a socket and leaves Nagle's algorithm on: 40 ms a reply.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="on", access_log=False, log_config=None,
+        app, http=bounded_http(limits), ws="none", lifespan="on", access_log=False, log_config=None,
         timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)

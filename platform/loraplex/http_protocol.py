@@ -1,0 +1,151 @@
+"""HTTP/1.1 connections with bounds that uvicorn's own protocol lacks.
+
+A client without a key can cost no more than a connection: the head of a request is bounded in bytes
+and in time, and a reply that its reader does not take is given up, with all that it holds.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from loraplex.settings import ConnectionLimits
+
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
+_END_OF_HEAD = b"\r\n\r\n"
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+def bounded_http(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """Return the protocol for `uvicorn.Config(http=…)`."""
+    return cast(type[asyncio.Protocol], partial(BoundedHttpProtocol, limits))
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on httptools, bounded."""
+
+    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._in_head = True
+        """No request has begun, or one whose head is not complete."""
+        self._head_bytes = 0
+        self._num_boundaries = 0
+        """Ends of heads and of bodies so far."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._has_resumed = False
+        """Whether the reader took enough, since the last check, to be sent more."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first head."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes until a head is complete."""
+        if self._in_head and self._head_bytes == 0:
+            data = _without_upgrade(data)
+        before = self._num_boundaries
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        # What followed the end of a request is less than one read; it is not counted.
+        is_all_head = self._num_boundaries == before
+        self._head_bytes = self._head_bytes + len(data) if is_all_head else 0
+        if self._head_bytes > self._limits.max_head_bytes:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        elif self._head_bytes and not self._is_answering:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._in_head = False
+        self._num_boundaries += 1
+        self._head_bytes = 0
+        self._cancel_head_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next head may come."""
+        self._in_head = True
+        self._num_boundaries += 1
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The reply is written, but maybe not taken yet."""
+        super().on_response_complete()
+        self._watch_writes()
+
+    def pause_writing(self) -> None:
+        """The reader is slower than we are."""
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """The reader took what was held up."""
+        super().resume_writing()
+        self._has_resumed = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks."""
+        self._cancel_head_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle = cast(RequestResponseCycle | None, self.cycle)
+        return cycle is not None and not cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self._later(self._limits.head_seconds, self.transport.close)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _watch_writes(self) -> None:
+        if self._write_timer is None and self.transport.get_write_buffer_size():
+            self._check_writes_later()
+
+    def _check_writes_later(self) -> None:
+        self._has_resumed = False
+        size = self.transport.get_write_buffer_size()
+        self._write_timer = self._later(
+            self._limits.stalled_write_seconds, lambda: self._check_writes(size)
+        )
+
+    def _check_writes(self, size_before: int) -> None:
+        self._write_timer = None
+        size = self.transport.get_write_buffer_size()
+        if size >= size_before and not self._has_resumed:
+            self.transport.abort()
+        elif size:
+            self._check_writes_later()
+
+    def _later(self, seconds: float, work: Callable[[], object]) -> asyncio.TimerHandle:
+        return self.loop.call_later(seconds, work)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Ignore an `Upgrade` that we do not support, as RFC 9110 has it.
+
+    The parser would take what follows the head for the other protocol: the body of Java's
+    `HttpClient`, which offers h2c with its first request, would be lost.
+    """
+    end = data.find(_END_OF_HEAD)
+    if end < 0:
+        return data
+    found = _UPGRADE.search(data, 0, end)
+    return data if found is None else data[: found.start()] + data[found.end() :]
