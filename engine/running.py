@@ -1,5 +1,6 @@
 """The sequences that run: each holds KV blocks, a seat and, with an adapter, a slot reference."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from engine.sequence import Sequence
@@ -52,9 +53,12 @@ class Running:
         """Running sequences of an adapter. O(running)."""
         return [s for s in self._sequences.values() if s.request.message.adapter == digest]
 
-    def tokens_left(self, digest: str) -> int:
-        """Output tokens that an adapter's running sequences may still draw. O(running)."""
-        return sum(sequence.num_tokens_left for sequence in self.of_adapter(digest))
+    def tokens_left(self) -> Counter[str | None]:
+        """Output tokens that the running sequences may still draw, by adapter. O(running)."""
+        left = Counter[str | None]()
+        for sequence in self._sequences.values():
+            left[sequence.request.message.adapter] += sequence.num_tokens_left
+        return left
 
     def _move_seats(self, sequence: Sequence, num_seats: int) -> None:
         self.num_seats += num_seats

@@ -171,15 +171,19 @@ class SlotGate:
             for adapter in self._slots.placed
             if adapter.state is SlotState.RESIDENT and adapter.digest not in reserved
         ]
-        return max(candidates, key=self._service, default=None)
+        tokens_left = self._running.tokens_left()
+        return max(
+            candidates,
+            key=lambda adapter: (self._service(adapter), -tokens_left[adapter.digest]),
+            default=None,
+        )  # ties: what ends soonest
 
-    def _service(self, adapter: Adapter) -> tuple[float, float, int]:
-        """How much an adapter was served: as its least served queue; ties: what ends soonest."""
-        counter = min(
+    def _service(self, adapter: Adapter) -> tuple[float, float]:
+        """How much an adapter was served: as its least served queue."""
+        return min(
             (queue.tenant.counter, queue.counter)
             for queue in self._waiting.queues_of(adapter.digest)
         )
-        return (*counter, -self._running.tokens_left(adapter.digest))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if reservations and victims disagree with the slots."""
