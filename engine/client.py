@@ -6,7 +6,7 @@ from typing import Protocol
 from engine.messages import EngineInfo, EngineRequest, EngineStats, RequestOutput
 
 FetchAdapter = Callable[[str], Awaitable[None]]
-"""Puts the verified files of a digest into the shared cache folder; raises when they can't be had."""
+"""Puts the verified files of a digest into the shared cache folder, or raises."""
 
 
 class EngineClient(Protocol):

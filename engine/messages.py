@@ -224,7 +224,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Need(msgspec.Struct, frozen=True, tag="need"):
-    """Put the verified files of `digest` at `cache/<digest>/` and answer `Have` or `FetchFailed`."""
+    """Put the verified files of `digest` at `cache/<digest>/`; answer `Have` or `FetchFailed`."""
 
     generation: int
     digest: str

@@ -58,13 +58,16 @@ class ZmqEngineClient:
         fetch: FetchAdapter,
         *,
         beat_seconds: float = 0.5,
-        dead_after: float = 30.0,
+        doubt_after: float = 30.0,
+        dead_after: float = 150.0,
         stats_timeout: float = 5.0,
     ) -> None:
-        """`dead_after` must be longer than any step, since the engine is silent during one."""
+        """The engine is silent during a step. After `doubt_after` seconds it counts as not ready;
+        `dead_after` must be longer than it lets a step last (`EngineArgs.hang_seconds`)."""
         self._socket_path = socket_path
         self._fetch = fetch
         self._beat_seconds = beat_seconds
+        self._doubt_after = doubt_after
         self._dead_after = dead_after
         self._stats_timeout = stats_timeout
         self._codec = Codec()
@@ -135,7 +138,9 @@ class ZmqEngineClient:
     @property
     def is_ready(self) -> bool:
         """Whether the engine answers now and takes requests."""
-        return self._welcome is not None and not self._is_draining
+        if self._welcome is None or self._is_draining:
+            return False
+        return asyncio.get_running_loop().time() - self._last_heard <= self._doubt_after
 
     @property
     def info(self) -> EngineInfo:

@@ -65,6 +65,7 @@ async def client_of(
     broken: frozenset[str] = frozenset(),
     ready: bool = True,
     dead_after: float = 30.0,
+    doubt_after: float = 30.0,
 ) -> AsyncIterator[ZmqEngineClient]:
     async def fetch(digest: str) -> None:
         if fetched is not None:
@@ -73,7 +74,9 @@ async def client_of(
             raise FileNotFoundError("no such blob")
         put_fake_adapter(cache_dir, digest)
 
-    client = ZmqEngineClient(socket_path, fetch, beat_seconds=0.1, dead_after=dead_after)
+    client = ZmqEngineClient(
+        socket_path, fetch, beat_seconds=0.1, dead_after=dead_after, doubt_after=doubt_after
+    )
     await client.start()
     try:
         if ready:
@@ -444,6 +447,19 @@ async def test_a_silent_engine_counts_as_dead_and_its_requests_are_aborted() -> 
             await client.wait_ready(5)
             message = await engine.receive(Abort)
             assert isinstance(message, Abort) and message.request_id == 1
+
+
+async def test_a_long_step_makes_the_engine_not_ready_but_loses_nothing() -> None:
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False, doubt_after=0.3) as client:
+            stream = await accepted(engine, client)
+            assert client.is_ready
+            async with asyncio.timeout(10):
+                while client.is_ready:
+                    await engine.receive(Heartbeat)
+            engine.send(Outputs(1, [RequestOutput(1, [ChoiceDelta(0, [7])], finished=True)]))
+            assert (await anext(stream)).deltas[0].token_ids == [7]
+            assert client.is_ready
 
 
 async def test_stats_do_not_wait_for_ever() -> None:
