@@ -5,7 +5,6 @@ as does an unknown field that holds nothing; an unknown field that holds somethi
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -18,6 +17,8 @@ from adapter_store.safetensors_header import shown
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 2048
 MAX_PATTERN_LENGTH = 2000
+_MAX_ALPHA = 3.4e38
+"""A rank is 1 at least, so no scaling is larger; beyond it all outputs would be NaN."""
 
 _NEUTRAL = frozenset(
     {
@@ -261,9 +262,10 @@ def _check_values(config: _RawConfig) -> None:
     for key, alpha in config.alpha_pattern.items():
         if alpha == 0:
             raise _invalid_value("alpha_pattern", f"`alpha_pattern` has 0 for {shown(key)}")
-    alphas = (config.lora_alpha, *config.alpha_pattern.values())
-    if not all(math.isfinite(alpha) for alpha in alphas):
-        raise _invalid_value("lora_alpha", "an alpha is not a finite number")
+    fields = {"lora_alpha": (config.lora_alpha,), "alpha_pattern": config.alpha_pattern.values()}
+    for field, alphas in fields.items():
+        if not all(abs(alpha) <= _MAX_ALPHA for alpha in alphas):
+            raise _invalid_value(field, f"`{field}` is beyond what a 32-bit float can hold")
     _check_patterns(config)
 
 

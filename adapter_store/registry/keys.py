@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import cast
 
 from sqlalchemy import select
@@ -47,7 +47,7 @@ async def create(
     """
     granted = frozenset(scopes)
     _check_scopes(granted, TENANT_SCOPES if tenant is not None else PLATFORM_SCOPES)
-    _check_expiry(expires_at, change.now)
+    expires_at = _checked_expiry(expires_at, change.now)
     owner = await tenants.find(session, tenant) if tenant is not None else None
     plain = KEY_PREFIX + secrets.token_urlsafe(32)
     row = ApiKey(
@@ -133,13 +133,17 @@ def _check_scopes(granted: frozenset[str], allowed: frozenset[str]) -> None:
         )
 
 
-def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
+def _checked_expiry(expires_at: datetime | None, now: datetime) -> datetime | None:
     if expires_at is None:
-        return
+        return None
     if expires_at.tzinfo is None:
         raise InvalidField("expires_at", "expires_at needs a time zone, as in 2030-01-01T00:00:00Z")
     if expires_at <= now:
         raise InvalidField("expires_at", f"expires_at is in the past: {expires_at.isoformat()}")
+    try:
+        return expires_at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidField("expires_at", "expires_at is after the year 9999 in UTC") from None
 
 
 def _info(row: ApiKey, tenant: str | None) -> KeyInfo:

@@ -9,6 +9,11 @@ Scope = Literal["admin", "tenant", "inference", "metrics"]
 """`admin`: everything, platform keys only. `tenant`: a tenant's adapters, aliases and usage.
 `inference`: calls to its models. `metrics`: the metrics page."""
 
+MIN_WEIGHT = 0.001
+MAX_WEIGHT = 1000.0
+"""The scheduler counts tokens divided by the weight, in a float: a weight near 0 would drive the
+counters to where a token no longer changes them, everybody's."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantInfo:

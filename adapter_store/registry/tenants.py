@@ -1,7 +1,5 @@
 """Tenants."""
 
-import math
-
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -9,14 +7,14 @@ from adapter_store.errors import InvalidField, NameTaken, TenantNotFound
 from adapter_store.model_ref import check_tenant_name
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Tenant
-from adapter_store.registry.records import TenantInfo
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
 
 
 async def create(session: AsyncSession, change: Change, name: str, weight: float) -> TenantInfo:
     """Raises `InvalidName`, `InvalidField` or `NameTaken`."""
     check_tenant_name(name)
-    if not (math.isfinite(weight) and weight > 0):
-        raise InvalidField("weight", f"weight must be a finite number above 0, not {weight}")
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise InvalidField("weight", f"weight must be {MIN_WEIGHT} to {MAX_WEIGHT}, not {weight}")
     if await session.scalar(select(Tenant.id).where(Tenant.name == name)) is not None:
         raise NameTaken(f"the tenant {name!r} exists already")
     tenant = Tenant(name=name, weight=float(weight), created_at=change.now)

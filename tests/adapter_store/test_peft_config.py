@@ -126,6 +126,8 @@ def test_another_peft_type_is_refused(peft_type: Any) -> None:
         ("lora_alpha", 0),
         ("lora_alpha", None),
         ("lora_alpha", 10**400),
+        ("lora_alpha", 1e300),
+        ("alpha_pattern", {"q_proj": -1e300}),
         ("rank_pattern", {"q_proj": 0}),
         ("rank_pattern", [1]),
         ("alpha_pattern", {"q_proj": 0}),

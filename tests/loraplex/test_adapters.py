@@ -80,6 +80,7 @@ async def test_an_alias_moves_with_its_guard_and_tells_how_to_go_back(tmp_path):
         for body, status in [
             ({"version": 9}, 404), ({"version": 0}, 400), ({"version": "1"}, 400), ({}, 400),
             ({"version": 1, "extra": 1}, 400), ({"version": None}, 400),
+            ({"version": 10**30}, 400), ({"version": 1, "expect": 10**30}, 400),
         ]:  # fmt: skip
             reply = await client.put(f"{url}/default", json=body)
             assert reply.status_code == status, (body, reply.text)

@@ -37,6 +37,7 @@ BAD = [
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": -0.1}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"max_tokens": 0}, "max_tokens"),

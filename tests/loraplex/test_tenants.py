@@ -49,6 +49,8 @@ BAD = [
     ("", {"name": "acme"}, 409, None),
     ("", {"name": "x", "weight": 0}, 400, "weight"),
     ("", {"name": "x", "weight": -1}, 400, "weight"),
+    ("", {"name": "x", "weight": 1e-300}, 400, "weight"),
+    ("", {"name": "x", "weight": 1001}, 400, "weight"),
     ("", {"name": "x", "weight": "1"}, 400, "weight"),
     ("", {"name": "x", "extra": 1}, 400, "extra"),
     ("", [], 400, None),
@@ -60,6 +62,7 @@ BAD = [
     ("/acme/keys", {"expires_at": "tomorrow"}, 400, "expires_at"),
     ("/acme/keys", {"expires_at": "2040-01-01T00:00:00"}, 400, "expires_at"),
     ("/acme/keys", {"expires_at": "2001-01-01T00:00:00Z"}, 400, "expires_at"),
+    ("/acme/keys", {"expires_at": "9999-12-31T23:59:59-12:00"}, 400, "expires_at"),
     ("/acme/keys", {"unknown": 1}, 400, "unknown"),
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from adapter_store.model_ref import MAX_VERSION
 from adapter_store.registry.records import AdapterInfo, RegisteredVersion, VersionInfo
 
 
@@ -58,11 +59,14 @@ class VersionList(msgspec.Struct, frozen=True):
     data: list[Version]
 
 
+VersionNumber = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
+
+
 class AliasMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where an alias is to point; with `expect`, only if it points there now."""
 
-    version: Annotated[int, Meta(ge=1)]
-    expect: Annotated[int, Meta(ge=1)] | None = None
+    version: VersionNumber
+    expect: VersionNumber | None = None
 
 
 class Alias(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 from msgspec import Meta
 
-from adapter_store.registry.records import KeyInfo, Scope, TenantInfo
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, KeyInfo, Scope, TenantInfo
 from loraplex.auth import Caller, requires_admin
 from loraplex.json_body import read_struct
 from loraplex.openapi import Problem, errors, json_body
@@ -21,7 +21,7 @@ class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A new tenant."""
 
     name: str
-    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     """Its share of the engine, relative to the others'."""
 
 
