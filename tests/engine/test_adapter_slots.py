@@ -176,15 +176,49 @@ def test_two_looping_adapters_on_two_slots_cannot_keep_a_third_out():
 
 def test_a_reserved_slots_head_goes_first_and_a_seat_is_kept_for_it():
     engine = MemoryEngine(max_loras=2, max_num_seqs=2, source=FakeSource(auto=False))
-    engine.add(request(1, [1], max_tokens=12, tenant="base"))
-    engine.add(request(2, [1], max_tokens=3, tenant="base"))
+    # So large a weight that the base's tenant always comes first by its counter.
+    engine.add(request(1, [1], max_tokens=12, tenant="base", weight=1e6))
+    engine.add(request(2, [1], max_tokens=3, tenant="base", weight=1e6))
     engine.step()
     _steady(engine, "a", 3, tenant="z")
     engine.source.deliver("a")
-    engine.add(request(4, [1], tenant="base"))
+    engine.step()
+    engine.add(request(4, [1], tenant="base", weight=1e6))
     engine.run()
     assert engine.first_token_at[3] == engine.finished_at[2] + 1, "the first seat is its own"
     assert engine.first_token_at[4] > engine.first_token_at[3]
+
+
+def test_a_reserved_slots_head_goes_before_half_prefilled_rows_too():
+    engine = MemoryEngine(max_loras=1, max_num_batched_tokens=8, max_num_seqs=4)
+    engine.add(request(1, [1] * 90, tenant="base", weight=1e6))
+    engine.step()
+    _steady(engine, "a", 2, tenant="z")
+    while 2 not in engine.first_token_at:
+        engine.step()
+    rows = engine.runner.batches[-1].rows
+    assert [row.slot for row in rows] == [0, None], "and the half-prefilled row gets the rest"
+    engine.run()
+    engine.assert_as_alone(1)
+    engine.assert_as_alone(2)
+
+
+def test_a_claim_ends_when_its_tenants_own_limit_is_reached():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=4, slot_debt_tokens=10_000)
+    _steady(engine, "a", 1, tenant="x", max_tokens=30)
+    engine.step()
+    _steady(engine, "b", 2, tenant="y", max_concurrent=1)
+    engine.step()
+    _steady(engine, "a", 3, tenant="x")
+    engine.step()
+    assert 3 not in engine.first_token_at, "its adapter is the claim's victim"
+    engine.add(request(4, [4], tenant="y", max_concurrent=1, max_tokens=12))
+    engine.step()
+    engine.step()
+    assert 3 in engine.first_token_at, "a tenant that cannot run holds nobody's slot up"
+    engine.run()
+    for number in range(1, 5):
+        engine.assert_as_alone(number)
 
 
 def test_service_goes_on_past_a_queue_that_lacks_only_a_slot():

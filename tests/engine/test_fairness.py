@@ -205,6 +205,17 @@ def test_forks_count_against_the_limit_before_they_exist():
     assert engine.first_token_at[2] > min(engine.finished_at[1] - 1, 6)
 
 
+def test_a_request_for_more_choices_than_its_tenant_has_left_waits_and_others_pass():
+    engine = MemoryEngine(max_num_seqs=8)
+    for number, n in ((1, 1), (2, 1), (3, 2)):
+        engine.add(request(number, [number], tenant="t", max_concurrent=3, n=n, max_tokens=8))
+    engine.add(request(4, [4], tenant="u", max_tokens=30))
+    engine.run()
+    assert max(len(batch.rows) for batch in engine.runner.batches) == 3
+    assert engine.first_token_at[4] == 1
+    assert engine.last(3).timing.queue == {"quota": 8.0}
+
+
 def test_tenants_and_queues_that_come_and_go_leave_nothing_behind():
     engine = MemoryEngine(max_loras=1)
     for number in range(100):

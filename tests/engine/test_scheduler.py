@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import cast
 
 import pytest
 
@@ -9,6 +10,8 @@ from engine.config import SchedulerConfig
 from engine.errors import ConfigError, RequestRefused
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step_plan import StepPlan
 from tests.support.memory_engine import EOS, VOCAB_SIZE, MemoryEngine, draw, request
 
 # Requests A..H of one prompt token each, their output lengths; four slots, one token a step.
@@ -105,6 +108,17 @@ def test_static_pads_prompts_to_the_longest_of_the_batch():
     assert engine.finished_at[1] == engine.finished_at[2]
     engine.assert_as_alone(1)
     engine.assert_as_alone(2)
+
+
+def test_static_padding_never_lands_in_a_prefix_that_others_may_find():
+    engine = MemoryEngine(policy="static", max_num_seqs=2, max_num_batched_tokens=16)
+    prompt = list(range(1, 13))
+    for number, prompts in enumerate([[prompt], [prompt, [9] * 23], [prompt]]):
+        for index, tokens in enumerate(prompts):
+            engine.add(request(10 * number + index, tokens))
+        engine.run()
+    for number in (0, 10, 11, 20):
+        engine.assert_as_alone(number)
 
 
 def test_a_budget_that_cannot_decode_all_sequences_is_refused_at_start():
@@ -372,6 +386,44 @@ def test_admission_never_preempts():
     engine.run()
     assert engine.core.stats().preemptions == 0
     assert engine.first_token_at[2] > engine.finished_at[1] - 1
+
+
+def test_a_head_leaves_room_for_its_first_decode_or_waits():
+    engine = MemoryEngine(num_kv_blocks=5, block_size=4, max_num_seqs=4)
+    engine.add(request(1, [1] * 9, tenant="a", max_tokens=3))
+    engine.step()
+    engine.add(request(2, [2] * 8, tenant="b", max_tokens=3))
+    engine.run()
+    assert engine.core.stats().preemptions == 0
+    assert engine.first_token_at[2] > engine.finished_at[1]
+
+
+def test_nobody_is_admitted_into_the_blocks_of_a_sequence_preempted_in_the_same_step():
+    engine = MemoryEngine(num_kv_blocks=9, block_size=4, max_num_seqs=8)
+    engine.add(request(1, [1] * 7, tenant="x", max_tokens=24))
+    engine.add(request(2, [2] * 15, tenant="x", max_tokens=20))
+    for number in range(3, 12):
+        engine.step()
+        engine.add(request(number, [number] * 3, tenant="y", max_tokens=4))
+    engine.run()
+    preempting = [batch for batch in engine.runner.batches if batch.preempted]
+    assert preempting
+    for batch in preempting:
+        before = engine.runner.batches[engine.runner.batches.index(batch) - 1]
+        assert {row.sequence_id for row in batch.rows} <= {r.sequence_id for r in before.rows}
+        assert not {row.sequence_id for row in batch.rows} & set(batch.preempted)
+    for number in range(1, 12):
+        engine.assert_as_alone(number)
+
+
+def test_a_withdrawn_grant_gives_its_tokens_back():
+    class Granted:
+        sequence_id = 7
+
+    plan, sequence = StepPlan(10), cast(Sequence, Granted())
+    plan.grant(sequence, 4)
+    plan.withdraw(sequence)
+    assert (plan.remaining, plan.preempted, plan.grants) == (10, [7], {})
 
 
 def test_the_newest_sequence_of_the_most_served_tenant_is_preempted():
