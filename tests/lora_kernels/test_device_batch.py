@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_kernels import LoraBatch
@@ -49,6 +49,7 @@ def expected_entries(batch: LoraBatch) -> list[tuple[int, int]]:
     return found
 
 
+@settings(deadline=None)
 @given(runs, st.sampled_from([None, *VARIANTS]))
 def test_tiles_take_each_row_once_with_its_slot(steps, variant):
     batch = LoraBatch.from_runs([slot for slot, _ in steps], [length for _, length in steps])
@@ -60,6 +61,7 @@ def test_tiles_take_each_row_once_with_its_slot(steps, variant):
     assert set(device.segment_slot) == {slot for _, slot in expected_entries(batch)}
 
 
+@settings(deadline=None)
 @given(runs)
 def test_an_eager_batch_launches_no_tile_without_rows(steps):
     device = make_batch()

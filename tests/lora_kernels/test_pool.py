@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lora_kernels.errors import PoolExhausted
@@ -16,6 +16,7 @@ def test_a_rank_takes_as_many_pages_as_it_needs(rank, pages):
     assert pages_for(rank) == pages
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=40))
 def test_pages_have_one_owner_and_all_come_back(steps):
     pool = make_pool()
