@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from loraplex.cli.api_client import ApiClient
-from loraplex.cli.options import json_option, megabytes, print_json, print_table, with_api
+from loraplex.cli.api_client import ApiClient, segment
+from loraplex.cli.options import json_option, print_json, print_table, with_api
 
 
 @click.group()
@@ -29,7 +31,7 @@ def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClien
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    with Progress(*columns, disable=as_json) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=as_json) as progress:
         reply = api.push_adapter(name, source, publish=not no_publish, progress=progress)
     if as_json:
         print_json(reply)
@@ -69,14 +71,14 @@ def list_(as_json: bool, api: ApiClient) -> None:
 @with_api
 def show(name: str, as_json: bool, api: ApiClient) -> None:
     """Show the versions of NAME."""
-    found: dict[str, Any] = api.call("GET", f"/v1/adapters/{name}/versions")
+    found: dict[str, Any] = api.call("GET", f"/v1/adapters/{segment(name)}/versions")
     if as_json:
         print_json(found)
         return
     print_table(
         ["version", "digest", "rank", "size", "created"],
         (
-            [v["version"], v["digest"][:12], v["rank"], megabytes(v["bytes"]), v["created_at"]]
+            [v["version"], v["digest"][:12], v["rank"], decimal(v["bytes"]), v["created_at"]]
             for v in found["data"]
         ),
     )
@@ -88,5 +90,5 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
 @with_api
 def rm(name: str, api: ApiClient) -> None:
     """Remove NAME with all its versions and aliases."""
-    api.call("DELETE", f"/v1/adapters/{name}")
+    api.call("DELETE", f"/v1/adapters/{segment(name)}")
     click.echo(f"Removed {name}.")

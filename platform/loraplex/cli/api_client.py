@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
+from urllib.parse import quote
 
 import click
 import httpx
@@ -10,6 +11,8 @@ from rich.progress import Progress, TaskID
 
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
+_PUSH_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
+"""The service inspects large uploads one after the other."""
 
 
 class ApiError(click.ClickException):
@@ -21,16 +24,26 @@ class ApiError(click.ClickException):
         self.code = code
 
 
+def segment(name: str) -> str:
+    """Return a name as one segment of a path, whatever is in it."""
+    return quote(name, safe="").replace(".", "%2E")  # or clients resolve `..`
+
+
 class ApiClient:
     """A context manager around one HTTP connection pool. Every method raises `ApiError`."""
 
     def __init__(self, url: str, key: str, *, timeout: float = 60.0) -> None:
         self._url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self._url,
-            headers={"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(timeout, connect=5.0),
-        )
+        if not key.isascii() or not key.isprintable():
+            raise ApiError("the API key has characters that no key has")
+        try:
+            self._http = httpx.Client(
+                base_url=self._url,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=httpx.Timeout(timeout, connect=5.0),
+            )
+        except httpx.InvalidURL as error:
+            raise ApiError(f"--url {url} is no URL: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -47,11 +60,15 @@ class ApiClient:
         """Send one request and return the decoded reply; None for an empty one."""
         try:
             response = self._http.request(method, path, **kwargs)
-        except httpx.TransportError as error:
-            raise ApiError(f"no answer from {self._url}: {error or type(error).__name__}") from None
-        if response.is_error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise ApiError(f"no answer from {self._url}: {reason}") from None
+        if not response.is_success:
             raise _error_of(response)
-        return response.json() if response.content else None
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise ApiError(f"what answers at {self._url} is not Loraplex; see --url") from None
 
     def push_adapter(
         self, name: str, source: Path, *, publish: bool = True, progress: Progress | None = None
@@ -68,14 +85,18 @@ class ApiClient:
             raise ApiError(f"{source} is neither a folder nor a .zip file")
         total = sum(path.stat().st_size for path in paths.values())
         task = progress.add_task(f"Uploading {name}", total=total) if progress else None
-        opened = {field: path.open("rb") for field, path in paths.items()}
+        opened: dict[str, IO[bytes]] = {}
         try:
+            for field, path in paths.items():
+                opened[field] = path.open("rb")
             files = {
                 field: (paths[field].name, _Watched(file, progress, task))
                 for field, file in opened.items()
             }
             data = {"name": name, "publish": "true" if publish else "false"}
-            return self.call("POST", "/v1/adapters", data=data, files=files)
+            return self.call("POST", "/v1/adapters", data=data, files=files, timeout=_PUSH_TIMEOUT)
+        except OSError as error:
+            raise ApiError(f"{source} cannot be read: {error.strerror}") from None
         finally:
             for file in opened.values():
                 file.close()

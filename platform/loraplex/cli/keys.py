@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from loraplex.cli.api_client import ApiClient
+from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_api
 
 SCOPES = ["inference", "tenant", "metrics"]
@@ -22,7 +22,9 @@ def keys() -> None:
     "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), default=["inference"],
     show_default=True, help="What the key may do; `tenant` is for managing adapters. Repeatable.",
 )  # fmt: skip
-@click.option("--days", type=click.IntRange(1), help="Days until it expires; default: never.")
+@click.option(
+    "--days", type=click.IntRange(1, 36_500), help="Days until it expires; default: never."
+)
 @json_option
 @with_api
 def create(
@@ -32,7 +34,7 @@ def create(
     body: dict[str, Any] = {"scopes": list(scopes)}
     if days is not None:
         body["expires_at"] = (datetime.now(UTC) + timedelta(days=days)).isoformat()
-    created: dict[str, Any] = api.call("POST", f"/admin/tenants/{tenant}/keys", json=body)
+    created: dict[str, Any] = api.call("POST", f"/admin/tenants/{segment(tenant)}/keys", json=body)
     if as_json:
         print_json(created)
     else:
@@ -46,7 +48,7 @@ def create(
 @with_api
 def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
     """List the keys of TENANT (never the keys themselves)."""
-    found: dict[str, Any] = api.call("GET", f"/admin/tenants/{tenant}/keys")
+    found: dict[str, Any] = api.call("GET", f"/admin/tenants/{segment(tenant)}/keys")
     if as_json:
         print_json(found)
         return
@@ -72,5 +74,5 @@ def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
 @with_api
 def revoke(tenant: str, key_id: str, api: ApiClient) -> None:
     """Revoke the key KEY_ID of TENANT."""
-    api.call("DELETE", f"/admin/tenants/{tenant}/keys/{key_id}")
+    api.call("DELETE", f"/admin/tenants/{segment(tenant)}/keys/{segment(key_id)}")
     click.echo(f"Revoked {key_id}.")

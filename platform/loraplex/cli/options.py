@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from rich.table import Table
 from loraplex.cli.api_client import ApiClient
 
 T = TypeVar("T")
+
+_WIDEST = 100_000
 
 
 def with_api(command: Callable[..., T]) -> Callable[..., T]:
@@ -42,15 +45,11 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print rows under headings; None shows as a dash."""
+    """Print rows under headings; None shows as a dash. Nothing is cut: ids are to be copied."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("-" if value is None else str(value) for value in row))
-    Console(soft_wrap=False).print(table)
-
-
-def megabytes(num_bytes: int) -> str:
-    """Return a size for people."""
-    return f"{num_bytes / 1e6:.1f} MB"
+    # Another program reads lines; only a terminal has a width.
+    Console(width=None if sys.stdout.isatty() else _WIDEST).print(table)

@@ -4,8 +4,24 @@ from typing import Any
 
 import click
 
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT
 from loraplex.cli.api_client import ApiClient
 from loraplex.cli.options import json_option, print_json, print_table, with_api
+
+
+class _Weight(click.FloatRange):
+    """A number in the range that the service takes; NaN is in none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail("nan is no number", param, ctx)
+        return number
+
+
+WEIGHT = _Weight(MIN_WEIGHT, MAX_WEIGHT)
 
 
 @click.group()
@@ -15,7 +31,7 @@ def tenants() -> None:
 
 @tenants.command("create")
 @click.argument("name")
-@click.option("--weight", type=float, default=1.0, show_default=True, help="Share of the engine.")
+@click.option("--weight", type=WEIGHT, default=1.0, show_default=True, help="Share of the engine.")
 @json_option
 @with_api
 def create(name: str, weight: float, as_json: bool, api: ApiClient) -> None:

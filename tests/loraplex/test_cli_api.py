@@ -1,0 +1,124 @@
+"""The commands that call a service: every failure is a sentence, and nothing printed is cut."""
+
+import http.server
+import json
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from loraplex.cli import main
+
+KEY_ID = "key_0123456789abcdef"
+KEY = {
+    "id": KEY_ID,
+    "hint": "lpx_\u2026abcd",
+    "scopes": ["inference", "tenant"],
+    "created_at": "2026-11-29T21:18:29.465090Z",
+    "expires_at": None,
+    "revoked_at": "2026-11-29T21:18:29.465090Z",
+}
+REPLIES = {
+    "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
+    "/v1/adapters": "<html>a proxy's page</html>",
+}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Says what was asked, where it knows no better."""
+
+    def do_GET(self) -> None:
+        body = REPLIES.get(self.path)
+        self.send_response(200 if body else 404)
+        self.end_headers()
+        self.wfile.write((body or json.dumps({"detail": f"asked for {self.path}"})).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Generator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def run(url: str, *arguments: str, key: str = "lpx_key") -> Result:
+    assert isinstance(main, click.Group)
+    return CliRunner().invoke(main, [*arguments, "--url", url, "--api-key", key])
+
+
+def test_a_table_is_never_cut(url: str):
+    result = run(url, "keys", "list", "acme")
+    assert result.exit_code == 0, result.output
+    _, row = result.stdout.splitlines()
+    assert row.split()[:4] == [KEY_ID, "lpx_\u2026abcd", "inference", "tenant"]
+    assert row.count("2026-11-29T21:18:29.465090Z") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("..", "/v1/adapters/%2E%2E/versions"),
+        ("../../admin/tenants/x", "/v1/adapters/%2E%2E%2F%2E%2E%2Fadmin%2Ftenants%2Fx/versions"),
+        ("a?b#c", "/v1/adapters/a%3Fb%23c/versions"),
+        ("100% é", "/v1/adapters/100%25%20%C3%A9/versions"),
+        ("v1.2", "/v1/adapters/v1%2E2/versions"),
+    ],
+)
+def test_a_name_stays_one_segment_of_the_path(url: str, name: str, asked: str):
+    result = run(url, "adapters", "show", name)
+    assert (result.exit_code, result.stderr) == (1, f"Error: asked for {asked} (404)\n")
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "http://[::1", "ftp://x", "http://x:99999999", ""])
+def test_a_url_that_is_none_is_a_sentence(wrong: str):
+    result = run(wrong, "adapters", "list")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize("key", ["clé", "a\nb", "a\rb: c"])
+def test_a_key_that_can_be_none_is_a_sentence(url: str, key: str):
+    result = run(url, "adapters", "list", key=key)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert key not in result.stderr
+
+
+def test_an_answer_from_something_else_is_a_sentence(url: str):
+    result = run(url, "adapters", "list")
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: what answers at {url} is not Loraplex; see --url\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["tenants", "create", "x", "--weight", "nan"], "--weight"),
+        (["tenants", "create", "x", "--weight", "0"], "--weight"),
+        (["keys", "create", "x", "--days", "99999999"], "--days"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_option(arguments: list[str], named: str):
+    result = run("http://127.0.0.1:1", *arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_a_file_that_goes_away_is_a_sentence(url: str, tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").symlink_to("/proc/self/mem")  # opens, does not read
+    result = run(url, "adapters", "push", "x", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path} cannot be read" in result.stderr
