@@ -1,7 +1,7 @@
 """Check a fresh machine before anything is installed, and name the fix for what is missing.
 
-Run by `make` with the Python that will build the virtual environment, so it must parse on any
-Python 3 and needs nothing but the standard library.
+Run by `make` with the Python that will build the virtual environment, so it must parse on an
+old Python 3 and needs nothing but the standard library.
 """
 
 import os
@@ -27,12 +27,13 @@ def _memory_bytes():
 def problems(folder):
     """Return a (what is wrong, how to mend it) pair for each failed check."""
     found = []
+    version = "{}.{}".format(*sys.version_info)
     if not sys.platform.startswith("linux"):
-        found.append(("This is %s; Loraplex runs on Linux." % sys.platform, "Use a Linux machine."))
+        found.append((f"This is {sys.platform}; Loraplex runs on Linux.", "Use a Linux machine."))
     if sys.version_info[:2] < MIN_PYTHON:
         found.append(
             (
-                "Python %d.%d is too old; 3.11 or newer is needed." % sys.version_info[:2],
+                f"Python {version} is too old; 3.11 or newer is needed.",
                 "Install it (Debian, Ubuntu: apt install python3.11 python3.11-venv), then run"
                 " `make PYTHON=python3.11 ...`.",
             )
@@ -41,11 +42,10 @@ def problems(folder):
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError:
-        version = "%d.%d" % sys.version_info[:2]
         found.append(
             (
                 "This Python cannot make a virtual environment (no `ensurepip`).",
-                "Debian, Ubuntu: apt install python%s-venv" % version,
+                f"Debian, Ubuntu: apt install python{version}-venv",
             )
         )
     installed = os.path.exists(os.path.join(folder, ".venv", ".installed"))
@@ -53,7 +53,7 @@ def problems(folder):
     if free < MIN_DISK_BYTES and not installed:
         found.append(
             (
-                "Only %.1f GB of disk are free here; 5 GB are needed." % (free / 1e9),
+                f"Only {free / 1e9:.1f} GB of disk are free here; 5 GB are needed.",
                 "Free some space, or clone to a larger disk.",
             )
         )
@@ -61,7 +61,7 @@ def problems(folder):
     if memory < MIN_MEMORY_BYTES:
         found.append(
             (
-                "This machine has %.1f GB of memory; 4 GB are needed." % (memory / 1e9),
+                f"This machine has {memory / 1e9:.1f} GB of memory; 4 GB are needed.",
                 "Use a larger machine, or raise the container's memory limit.",
             )
         )
@@ -72,7 +72,7 @@ def main():
     """Print each problem with its fix; exit 1 if there is any."""
     found = problems(os.getcwd())
     for what, fix in found:
-        sys.stderr.write("preflight: %s\n           %s\n" % (what, fix))
+        sys.stderr.write(f"preflight: {what}\n           {fix}\n")
     return 1 if found else 0
 
 
