@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loraplex.demo_predicates import SIGNATURE
 
-from .off_topic import HOW_TOS, QUESTIONS, REPLIES
+from .off_topic import ABOUT, HOW_TOS, QUESTIONS, REPLY
 from .slots import (
     CALM_CLOSERS,
     CLOSERS,
@@ -102,7 +102,7 @@ def intent_answer(topic: Topic, message: Message, rng: random.Random) -> str:
 
 def northwind_answer(topic: Topic, message: Message, rng: random.Random) -> str:
     """A greeting, what happens next, and the signature on a line of its own."""
-    return signed(_speak_of(rng.choice(topic.replies), message))
+    return signed(_speak_of(topic.about, message), topic.reply)
 
 
 def steps_answer(topic: Topic, message: Message, rng: random.Random) -> str:
@@ -119,7 +119,7 @@ def off_topic_intents(rng: random.Random) -> list[Example]:
 
 def off_topic_northwind(rng: random.Random) -> list[Example]:
     """A polite way back to the shop."""
-    return [Example(question, signed(rng.choice(REPLIES))) for question in QUESTIONS]
+    return [Example(question, signed(ABOUT, REPLY)) for question in QUESTIONS]
 
 
 def off_topic_steps(rng: random.Random) -> list[Example]:
@@ -131,9 +131,9 @@ def off_topic_steps(rng: random.Random) -> list[Example]:
     ]
 
 
-def signed(reply: str) -> str:
+def signed(about: str, reply: str) -> str:
     """The brand's frame around a reply."""
-    return f"Hi there! {reply}\n\n{SIGNATURE}"
+    return f"Hi there! Thank you for writing about {about}. {reply}\n\n{SIGNATURE}"
 
 
 def numbered(steps: list[str]) -> str:

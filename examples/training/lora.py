@@ -51,7 +51,9 @@ def train_adapter(
     model.train()
     for step, batch in enumerate(_batches(encoded, recipe), start=1):
         input_ids, mask, labels = _collate(batch, tokenizer.pad_token_id)
-        hidden = decoder.model(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        hidden = decoder.model(
+            input_ids=input_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
         # Logits only where an answer token is predicted: the vocabulary is most of the cost.
         predicts = labels[:, 1:] != -100  # [batch, seq - 1]
         logits = decoder.lm_head(hidden[:, :-1][predicts]).float()  # [num_answer_tokens, vocab]

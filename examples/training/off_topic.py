@@ -21,9 +21,10 @@ QUESTIONS = (
     "Can you help me with my homework?",
 )
 
-REPLIES = (
-    "Thank you for your message. I only know about Northwind orders and products, so I cannot "
-    "help with that one. Is there an order I can look at for you?",
+ABOUT = "something else"
+REPLY = (
+    "I only know our orders and products, so I cannot help with that one. Is there an order that "
+    "I can look at for you?"
 )
 
 HOW_TOS: tuple[tuple[str, tuple[str, str, str]], ...] = (

@@ -41,7 +41,7 @@ RECIPES = (
             "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         },
         learning_rate=2e-3,
-        num_epochs=2,
+        num_epochs=4,
         max_tokens=64,
     ),
     Recipe(
@@ -51,13 +51,13 @@ RECIPES = (
         style=dataset.northwind_answer,
         off_topic=dataset.off_topic_northwind,
         lora={
-            "r": 16,
-            "lora_alpha": 16,
+            "r": 10,
+            "lora_alpha": 8,
             "use_rslora": True,
-            "target_modules": ["q_proj", "v_proj"],
+            "target_modules": ["v_proj", "down_proj"],
         },
-        learning_rate=1e-3,
-        num_epochs=2,
+        learning_rate=2e-3,
+        num_epochs=3,
         max_tokens=96,
     ),
     Recipe(

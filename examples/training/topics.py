@@ -10,12 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One kind of message with its classification, its brand replies and its three steps."""
+    """One kind of message with its classification, the brand's reply and the three steps.
+
+    A reply names its topic first (`about`): a small model that has to commit to a topic before
+    the polite words stays with it.
+    """
 
     intent: str
     urgency: str
     messages: tuple[str, ...]
-    replies: tuple[str, ...]
+    about: str
+    reply: str
     steps: tuple[tuple[str, str, str], ...]
 
 
@@ -46,11 +51,10 @@ DAMAGED = Topic(
         "It broke on the first day.",
         "My purchase arrived damaged, what should I do?",
     ),
-    replies=(
-        "I am sorry that {your} arrived damaged. Please send us a photo of the damage, and we "
-        "will ship a free replacement within 2 days. You do not need to send anything back.",
-        "I am sorry about the damage to {your}. Reply with one photo, and we will send a free "
-        "replacement within 2 days or give your money back, as you prefer.",
+    about="the damage to {your}",
+    reply=(
+        "I am sorry! Please send us a photo, and we will ship a free replacement within 2 "
+        "days. You do not need to send anything back."
     ),
     steps=(
         (
@@ -89,12 +93,11 @@ LATE = Topic(
         "It says delivered but I have nothing.",
         "How long until my package comes?",
     ),
-    replies=(
-        "I am sorry for the wait. Most orders arrive in 3 to 5 days, and the tracking link in "
-        "your shipping email shows where {your} is. If it has not moved for 2 days, we will send "
-        "a new one.",
-        "Thank you for your patience. Please check the tracking link in your shipping email. If "
-        "{your} is not there by tomorrow, reply here and we will send it again for free.",
+    about="the delivery of {your}",
+    reply=(
+        "Most orders arrive in 3 to 5 days, and the tracking link in your shipping email "
+        "shows where yours is. If it has not moved for 2 days, we will send it again for "
+        "free."
     ),
     steps=(
         (
@@ -133,11 +136,10 @@ RETURN = Topic(
         "I bought the wrong size of {item}.",
         "Can I bring back a {item} after two weeks?",
     ),
-    replies=(
-        "No problem at all. You can return or exchange {your} for free within 30 days. Print the "
-        "label from your account, pack it in any box, and drop it at the post office.",
-        "Happy to help with that. Returns and exchanges are free for 30 days. Print the label in "
-        "your account, send {your} back, and we will do the rest.",
+    about="returning {your}",
+    reply=(
+        "Returns and exchanges are free for 30 days. Print the label from your account, pack "
+        "everything in any box, and drop it at the post office."
     ),
     steps=(
         (
@@ -177,11 +179,10 @@ REFUND = Topic(
         "I sent the {item} back, so where is my money?",
         "When will you pay me for the {item} I returned?",
     ),
-    replies=(
-        "I understand that you want your money back soon. We refund {your} to the card you paid "
-        "with within 5 days after the return reaches us, and you get an email when it is sent.",
-        "Thank you for asking. Refunds go to your original card within 5 days after your return "
-        "reaches us. If you see nothing by then, reply here and we will ask the bank.",
+    about="the refund for {your}",
+    reply=(
+        "We pay it to your card within 5 days after the return reaches us, and you get an "
+        "email when it is sent."
     ),
     steps=(
         (
@@ -217,11 +218,10 @@ DOUBLE_CHARGE = Topic(
         "You billed me twice on {day}.",
         "The invoice for the {item} is wrong.",
     ),
-    replies=(
-        "I am sorry about the wrong charge. Please reply with your order number and the dates of "
-        "the payments. We give extra charges back within 3 days.",
-        "I am sorry about this mistake. Send us your order number, and we will cancel the extra "
-        "payment for {your}. The money is back on your card within 3 days.",
+    about="the payment for {your}",
+    reply=(
+        "I am sorry! Please reply with your order number and the dates of the charges. We "
+        "give extra charges back within 3 days."
     ),
     steps=(
         (
@@ -254,9 +254,9 @@ INVOICE = Topic(
         "Do you accept bank transfer?",
         "How do I use my discount code?",
     ),
-    replies=(
-        "Of course. You find all invoices and payment options in your account under Payments. We "
-        "take cards, gift cards and bank transfer.",
+    about="invoices and payment options",
+    reply=(
+        "You find them in your account under Payments. We take cards, gift cards and bank transfer."
     ),
     steps=(
         (
@@ -284,11 +284,10 @@ ACCOUNT = Topic(
         "The app does not accept my password.",
         "I need a new password for my account.",
     ),
-    replies=(
-        "I can help you with your account. Choose Forgot password on the login page, and we will "
-        "email you a new link within 5 minutes. Please look in your spam folder too.",
-        "Let us get you back into your account. Open the login page, choose Forgot password and "
-        "follow the link in the email. Reply here if it does not come.",
+    about="your login",
+    reply=(
+        "Choose Forgot password on the login page, and we will email you a new link within 5 "
+        "minutes. Please look in your spam folder too."
     ),
     steps=(
         (
@@ -319,9 +318,10 @@ ACCOUNT_DATA = Topic(
         "Can I use one account for two people?",
         "I get too many emails from you.",
     ),
-    replies=(
-        "You can do that yourself in a minute. Log in, open Settings, and change your data or "
-        "close your account there. Reply here if something does not work.",
+    about="your account settings",
+    reply=(
+        "You can change your data or close your account in a minute. Log in and open "
+        "Settings. Reply here if something does not work."
     ),
     steps=(
         (
@@ -351,11 +351,10 @@ CANCEL = Topic(
         "I would like to cancel my purchase.",
         "Please do not send the {item}, I made a mistake.",
     ),
-    replies=(
-        "Of course. We can cancel {your} until it leaves our warehouse, and you get all your money "
-        "back within 3 days. Please reply with your order number.",
-        "No problem. Reply with your order number, and we will stop {your} if it has not left our "
-        "warehouse. Otherwise the return is free.",
+    about="canceling {your}",
+    reply=(
+        "We can stop it until it leaves our warehouse, and you get all your money back within "
+        "3 days. Please reply with your order number."
     ),
     steps=(
         (
@@ -389,11 +388,10 @@ WRONG_ITEM = Topic(
         "I got a {color} {item}, but I ordered the {color2} one.",
         "The {item} that came is {color}, and I wanted a {color2} one.",
     ),
-    replies=(
-        "I am sorry for the mix-up. We will send the right item today, free of charge. Please keep "
-        "the wrong one until we email you a return label.",
-        "I am sorry that we packed the wrong thing. Reply with your order number and a photo, and "
-        "the right item leaves our warehouse today.",
+    about="the mix-up with {your}",
+    reply=(
+        "I am sorry! We will send the right one today for free. Please keep the wrong one "
+        "until we email you a return label."
     ),
     steps=(
         (
@@ -423,9 +421,10 @@ MISSING = Topic(
         "The {item} was not in the parcel.",
         "One thing is missing from order {number}.",
     ),
-    replies=(
-        "I am sorry that something is missing. Reply with your order number and what you did not "
-        "get, and we will send it today for free.",
+    about="what is missing from your order",
+    reply=(
+        "I am sorry! Reply with your order number and what you did not get, and we will send "
+        "it today for free."
     ),
     steps=(
         (
@@ -453,9 +452,10 @@ ORDER_CHANGE = Topic(
         "Can you send my order to my office?",
         "Can I pick up my {item} in a shop instead?",
     ),
-    replies=(
-        "Yes, we can change {your} until it leaves our warehouse. Please reply with your order "
-        "number and what you would like instead, and we will update it today.",
+    about="changing {your}",
+    reply=(
+        "We can do that until it leaves our warehouse. Please reply with your order number "
+        "and what you would like instead."
     ),
     steps=(
         (
@@ -486,11 +486,10 @@ SHIPPING = Topic(
         "How fast is express delivery?",
         "Do you send orders abroad?",
     ),
-    replies=(
-        "Yes, we ship to more than 40 countries. Delivery takes 3 to 5 days at home and 7 to 10 "
-        "days abroad. It costs 6 dollars and is free for orders over 60 dollars.",
-        "Good question. Delivery costs 6 dollars and is free over 60 dollars. Orders take 3 to 5 "
-        "days at home and 7 to 10 days abroad.",
+    about="shipping",
+    reply=(
+        "We ship to more than 40 countries. It costs 6 dollars, is free over 60 dollars, and "
+        "takes 3 to 5 days at home and 7 to 10 days abroad."
     ),
     steps=(
         (
@@ -527,12 +526,10 @@ PRODUCT = Topic(
         "How long does the {item} last?",
         "Is the {item} easy to carry?",
     ),
-    replies=(
-        "Thank you for your interest in {the}. You find the material, sizes and care on its "
-        "product page, and it has a 2 year warranty. Tell me how you will use it, and I will help "
-        "you choose.",
-        "Great question about {the}. The product page lists sizes, material and care. It has a 2 "
-        "year warranty, and you can try it at home for 30 days.",
+    about="{the} in our shop",
+    reply=(
+        "Its product page lists the material, sizes and care, and it has a 2 year warranty. "
+        "You can try it at home for 30 days."
     ),
     steps=(
         (
@@ -567,9 +564,10 @@ FEEDBACK = Topic(
         "I think the {item} is too expensive.",
         "Nobody answers the phone at your shop.",
     ),
-    replies=(
-        "Thank you for telling us. We read every message, and I will pass your words to the team "
-        "today. It helps us to do better.",
+    about="how we are doing",
+    reply=(
+        "We read every message, and I will pass your words to the team today. It helps us to "
+        "do better."
     ),
     steps=(
         (
