@@ -175,10 +175,11 @@ def test_two_looping_adapters_on_two_slots_cannot_keep_a_third_out():
 
 
 def test_a_reserved_slots_head_goes_first_and_a_seat_is_kept_for_it():
-    engine = MemoryEngine(max_loras=2, max_num_seqs=2, source=FakeSource(auto=False))
-    # So large a weight that the base's tenant always comes first by its counter.
-    engine.add(request(1, [1], max_tokens=12, tenant="base", weight=1e6))
-    engine.add(request(2, [1], max_tokens=3, tenant="base", weight=1e6))
+    engine = MemoryEngine(max_loras=2, max_num_seqs=3, source=FakeSource(auto=False))
+    # z is charged as it runs; a weight so large that the base's tenant comes before it at any time.
+    engine.add(request(0, [1], max_tokens=20, tenant="z"))
+    engine.add(request(1, [1], max_tokens=20, tenant="base", weight=1e6))
+    engine.add(request(2, [1], max_tokens=6, tenant="base", weight=1e6))
     engine.step()
     _steady(engine, "a", 3, tenant="z")
     engine.source.deliver("a")
