@@ -11,12 +11,13 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, ScalarRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
 from loraplex.adapters.controller import AdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
@@ -98,8 +99,8 @@ def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Loraplex",
         version=_version(),
-        openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC),
-        render_plugins=[ScalarRenderPlugin(), JsonRenderPlugin()],
+        openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC, include_in_schema=False),
+        render_plugins=[DocsPage(), JsonRenderPlugin()],
         components=Components(
             security_schemes={"key": SecurityScheme(type="http", scheme="bearer")},
         ),

@@ -8,6 +8,8 @@ from loraplex.auth import requires_admin
 from loraplex.openapi import Problem, errors
 from loraplex.services import Services
 
+_ERRORS = errors(Problem, 401, 403, 503)
+
 
 class EngineController(Controller):
     """What runs, what waits, who holds slots and blocks."""
@@ -15,14 +17,13 @@ class EngineController(Controller):
     path = "/admin/engine"
     guards = (requires_admin,)
     tags = ("admin",)
-    responses = errors(Problem, 401, 403, 503)
 
-    @get(operation_id="getEngineStats")
+    @get(operation_id="getEngineStats", responses=_ERRORS)
     async def stats(self, services: NamedDependency[Services]) -> EngineStats:
         """Return a snapshot of the engine."""
         return await services.backends.engine.stats()
 
-    @get("/info", operation_id="getEngineInfo")
+    @get("/info", operation_id="getEngineInfo", responses=_ERRORS)
     async def info(self, services: NamedDependency[Services]) -> EngineInfo:
         """Return what the engine runs with, all limits effective."""
         return services.backends.engine.info

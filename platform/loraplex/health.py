@@ -2,11 +2,16 @@
 
 from litestar import Controller, get
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.response import Response
 
 from adapter_store.errors import RegistryUnavailable
 from loraplex.auth import PUBLIC
 from loraplex.services import Services
+
+_NOT_READY = {
+    503: ResponseSpec(dict[str, str], description="A part is unavailable; the body says which.")
+}
 
 
 class HealthController(Controller):
@@ -14,6 +19,7 @@ class HealthController(Controller):
 
     path = "/health"
     opt = PUBLIC
+    security = ({},)
     tags = ("health",)
 
     @get("/live", operation_id="getLiveness")
@@ -21,12 +27,12 @@ class HealthController(Controller):
         """Answer while the process can answer at all."""
         return {"status": "ok"}
 
-    @get("/", operation_id="getHealth")
+    @get("/", operation_id="getHealth", responses=_NOT_READY)
     async def health(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
         """Answer 200 while the engine and the registry answer, else 503."""
         return await _readiness(services)
 
-    @get("/ready", operation_id="getReadiness")
+    @get("/ready", operation_id="getReadiness", responses=_NOT_READY)
     async def ready(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
         """Answer 200 while the engine and the registry answer, else 503."""
         return await _readiness(services)

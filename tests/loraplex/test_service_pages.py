@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 
 import pytest
@@ -76,7 +77,37 @@ async def test_the_openapi_document_describes_every_call(tmp_path):
         upload = operations["post", "/v1/adapters"]["requestBody"]["content"]
         assert "weights" in upload["multipart/form-data"]["schema"]["properties"]
         assert "$ref" not in json.dumps(schema)
-        assert (await client.get("/docs")).headers["content-type"].startswith("text/html")
+
+
+async def test_every_documented_error_has_the_shape_of_its_path(tmp_path):
+    async with running_service(tmp_path) as service, service.client(None) as client:
+        paths = (await client.get("/docs/openapi.json")).json()["paths"]
+    for path, item in paths.items():
+        for method, operation in item.items():
+            if path.startswith("/health"):
+                assert operation["security"] == [{}]
+                continue
+            replies = {int(status): reply for status, reply in operation["responses"].items()}
+            errors = {status: reply for status, reply in replies.items() if status >= 400}
+            assert {401, 403, 503} <= set(errors), (method, path)
+            shape = "Problem" if path.startswith("/admin") else "OpenAIError"
+            for status, reply in errors.items():
+                schema = reply["content"]["application/json"]["schema"]
+                assert schema == {"$ref": f"#/components/schemas/{shape}"}, (method, path, status)
+
+
+async def test_the_docs_page_shows_every_call_and_loads_nothing(tmp_path):
+    async with running_service(tmp_path) as service, service.client(None) as client:
+        reply = await client.get("/docs")
+        assert reply.headers["content-type"].startswith("text/html")
+        paths = (await client.get("/docs/openapi.json")).json()["paths"]
+        page = reply.text
+        for path in paths:
+            assert path.startswith("/t/") or f"<code>{path}</code>" in page
+        assert not re.search(r"<script|src=|<link|@import|url\(|https?://", page)
+        for target in re.findall('href="#([^"]+)"', page):
+            assert f'id="{target}"' in page
+        assert (await client.get("/docs/scalar")).status_code == 404
 
 
 async def test_every_reply_has_a_request_id_and_a_clients_own_comes_back(tmp_path):

@@ -20,6 +20,7 @@ from loraplex.json_body import read_struct
 from loraplex.openapi import OpenAIError, errors, json_body, multipart_body, operation
 from loraplex.services import Services
 
+_ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
 _UPLOAD = multipart_body(
     {
         "name": {"type": "string", "description": "The adapter's name."},
@@ -46,12 +47,12 @@ class AdapterController(Controller):
     path = "/v1/adapters"
     guards = (requires_tenant_scope,)
     tags = ("adapters",)
-    responses = errors(OpenAIError, 400, 401, 403, 404, 503)
 
     @post(
         operation_id=operation("uploadAdapter"),
         operation_class=_UPLOAD,
         responses={
+            **_ERRORS,
             200: ResponseSpec(schemas.UploadReply, description="The newest version is the same."),
             **errors(OpenAIError, 408, 413, 422),
         },
@@ -80,7 +81,7 @@ class AdapterController(Controller):
             schemas.upload_reply(registered), status_code=201 if registered.created else 200
         )
 
-    @get(operation_id=operation("listAdapters"))
+    @get(operation_id=operation("listAdapters"), responses=_ERRORS)
     async def list(
         self, services: NamedDependency[Services], tenant: NamedDependency[TenantInfo]
     ) -> schemas.AdapterList:
@@ -88,7 +89,7 @@ class AdapterController(Controller):
         found = await services.backends.registry.list_adapters(tenant.name)
         return schemas.AdapterList([schemas.adapter(info) for info in found])
 
-    @get("/{name:str}", operation_id=operation("getAdapter"))
+    @get("/{name:str}", operation_id=operation("getAdapter"), responses=_ERRORS)
     async def show(
         self,
         name: FromPath[str],
@@ -98,7 +99,7 @@ class AdapterController(Controller):
         """Show an adapter and its aliases."""
         return schemas.adapter(await services.backends.registry.get_adapter(tenant.name, name))
 
-    @delete("/{name:str}", operation_id=operation("deleteAdapter"))
+    @delete("/{name:str}", operation_id=operation("deleteAdapter"), responses=_ERRORS)
     async def remove(
         self,
         request: Request[Caller, None, Any],
@@ -112,7 +113,11 @@ class AdapterController(Controller):
         )
         await remove_unused(services, unused)
 
-    @get("/{name:str}/versions", operation_id=operation("listAdapterVersions"))
+    @get(
+        "/{name:str}/versions",
+        operation_id=operation("listAdapterVersions"),
+        responses=_ERRORS,
+    )
     async def list_versions(
         self,
         name: FromPath[str],
@@ -127,7 +132,7 @@ class AdapterController(Controller):
         "/{name:str}/aliases/{alias:str}",
         operation_id=operation("moveAlias"),
         operation_class=json_body(schemas.AliasMove),
-        responses=errors(OpenAIError, 409),
+        responses={**_ERRORS, **errors(OpenAIError, 409)},
     )
     async def move_alias(
         self,

@@ -12,8 +12,10 @@ from litestar.params import FromPath
 from adapter_store.registry.records import TenantInfo
 from loraplex.auth import requires_any_tenant_scope
 from loraplex.openai.resolve import resolve_target
-from loraplex.openapi import operation
+from loraplex.openapi import OpenAIError, errors, operation
 from loraplex.services import Services
+
+_ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class ModelsController(Controller):
     guards = (requires_any_tenant_scope,)
     tags = ("models",)
 
-    @get(operation_id=operation("listModels"))
+    @get(operation_id=operation("listModels"), responses=_ERRORS)
     async def list(
         self, services: NamedDependency[Services], tenant: NamedDependency[TenantInfo]
     ) -> ModelList:
@@ -51,7 +53,7 @@ class ModelsController(Controller):
             [*bases, *(_adapter(a.name, a.created_at, tenant, services) for a in adapters)]
         )
 
-    @get("/{model:path}", operation_id=operation("getModel"))
+    @get("/{model:path}", operation_id=operation("getModel"), responses=_ERRORS)
     async def show(
         self,
         model: FromPath[Path],

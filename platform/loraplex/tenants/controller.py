@@ -16,6 +16,8 @@ from loraplex.json_body import read_struct
 from loraplex.openapi import Problem, errors, json_body
 from loraplex.services import Services
 
+_ERRORS = errors(Problem, 400, 401, 403, 404, 503)
+
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A new tenant."""
@@ -81,9 +83,12 @@ class TenantController(Controller):
     path = "/admin/tenants"
     guards = (requires_admin,)
     tags = ("admin",)
-    responses = errors(Problem, 400, 401, 403, 404, 409)
 
-    @post(operation_id="createTenant", operation_class=json_body(TenantCreate))
+    @post(
+        operation_id="createTenant",
+        operation_class=json_body(TenantCreate),
+        responses={**_ERRORS, **errors(Problem, 409)},
+    )
     async def create(
         self, request: Request[Caller, None, Any], services: NamedDependency[Services]
     ) -> Tenant:
@@ -94,12 +99,17 @@ class TenantController(Controller):
             await registry.create_tenant(wanted.name, wanted.weight, actor=request.user.actor)
         )
 
-    @get(operation_id="listTenants")
+    @get(operation_id="listTenants", responses=_ERRORS)
     async def list(self, services: NamedDependency[Services]) -> TenantList:
         """List all tenants."""
         return TenantList([_tenant(t) for t in await services.backends.registry.list_tenants()])
 
-    @post("/{tenant_name:str}/keys", operation_id="createKey", operation_class=json_body(KeyCreate))
+    @post(
+        "/{tenant_name:str}/keys",
+        operation_id="createKey",
+        operation_class=json_body(KeyCreate),
+        responses=_ERRORS,
+    )
     async def create_key(
         self,
         request: Request[Caller, None, Any],
@@ -122,14 +132,14 @@ class TenantController(Controller):
             expires_at=created.info.expires_at,
         )
 
-    @get("/{tenant_name:str}/keys", operation_id="listKeys")
+    @get("/{tenant_name:str}/keys", operation_id="listKeys", responses=_ERRORS)
     async def list_keys(
         self, tenant_name: FromPath[str], services: NamedDependency[Services]
     ) -> KeyList:
         """List a tenant's keys, revoked ones too; never the keys themselves."""
         return KeyList([_key(k) for k in await services.backends.registry.list_keys(tenant_name)])
 
-    @delete("/{tenant_name:str}/keys/{key_id:str}", operation_id="revokeKey")
+    @delete("/{tenant_name:str}/keys/{key_id:str}", operation_id="revokeKey", responses=_ERRORS)
     async def revoke_key(
         self,
         request: Request[Caller, None, Any],
