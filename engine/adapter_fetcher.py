@@ -10,13 +10,22 @@ from engine.messages import FetchFailed, Have
 
 MAX_FETCHES = 8
 """At once; the others wait their turn."""
+FETCH_SECONDS = 300.0
+"""Then a fetch has failed: one that hangs must hold up neither its requests nor a turn for ever."""
 
 
 class AdapterFetcher:
     """Runs one fetch a digest, however often it is asked for."""
 
-    def __init__(self, fetch: FetchAdapter, answer: Callable[[Have | FetchFailed], None]) -> None:
+    def __init__(
+        self,
+        fetch: FetchAdapter,
+        answer: Callable[[Have | FetchFailed], None],
+        *,
+        patience: float = FETCH_SECONDS,
+    ) -> None:
         self._fetch = fetch
+        self._patience = patience
         self._answer = answer
         self._turns = asyncio.Semaphore(MAX_FETCHES)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -38,10 +47,14 @@ class AdapterFetcher:
 
     async def _run(self, digest: str) -> None:
         async with self._turns:
+            limit = asyncio.timeout(self._patience)
             try:
-                await self._fetch(digest)
+                async with limit:
+                    await self._fetch(digest)
             except Exception as error:
                 reason = str(error) or type(error).__name__
+                if limit.expired():
+                    reason = f"it was not there within {self._patience:g} s"
                 self._log.warning("fetch_failed", adapter=digest[:12], reason=reason)
                 self._answer(FetchFailed(digest, reason[:500]))
             else:
