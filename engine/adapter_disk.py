@@ -104,5 +104,5 @@ class AdapterDisk:
 def _folder_bytes(folder: Path) -> int | None:
     try:
         return sum((folder / name).stat().st_size for name in ADAPTER_FILES)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # not there, or a disk that fails: either way it can't be served from here
         return None

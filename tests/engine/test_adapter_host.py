@@ -179,6 +179,19 @@ def test_a_have_without_files_is_asked_for_once_more_then_fails(tmp_path: Path) 
         assert isinstance(event, AdapterFailed) and "missing" in event.reason
 
 
+def test_a_disk_that_fails_fails_its_adapter_and_nothing_else(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        loop = tmp_path / A
+        loop.symlink_to(loop)  # every access ends with ELOOP, also for root
+        b.host.prefetch(A)
+        assert b.needed == [A]
+        for _ in range(2):
+            b.host.have(A)
+        [event] = b.events(1)
+        assert isinstance(event, AdapterFailed) and event.digest == A
+        b.bring(B)
+
+
 @pytest.mark.parametrize("name", ["../../etc", "A" * 64, "", "a" * 63, "a" * 64 + "\n"])
 def test_a_name_that_is_no_digest_fails_and_touches_no_file(tmp_path: Path, name: str) -> None:
     with bench(tmp_path) as b:
