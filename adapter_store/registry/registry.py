@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.model_ref import ModelRef, check_adapter_name
@@ -17,6 +17,7 @@ from adapter_store.peft_format import InspectedAdapter
 from adapter_store.registry import adapters, aliases, audit, keys, tenants, usage, versions
 from adapter_store.registry.audit import Change
 from adapter_store.registry.cache import ReadThroughCache
+from adapter_store.registry.models import Tenant
 from adapter_store.registry.records import (
     AdapterInfo,
     AliasChange,
@@ -260,7 +261,8 @@ class Registry:
 
     async def ping(self) -> None:
         """Raise `RegistryUnavailable` unless the database answers."""
-        await self._database.read(lambda s: s.execute(text("SELECT 1")))
+        # From a table: SQLite answers a bare SELECT 1 from a damaged file too.
+        await self._database.read(lambda s: s.execute(select(Tenant.id).limit(1)))
 
     async def close(self) -> None:
         """Close the database's connections."""

@@ -1,8 +1,9 @@
 """The Litestar app: routes, and who answers what. Holds no state of its own."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
 import anyio
@@ -21,6 +22,7 @@ from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
+from loraplex.housekeeping import keep_house
 from loraplex.logs import log_access, structlog_plugin
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
@@ -60,7 +62,13 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
-            yield
+            housekeeping = asyncio.create_task(keep_house(backends.registry, backends.blobs))
+            try:
+                yield
+            finally:
+                housekeeping.cancel()
+                with suppress(asyncio.CancelledError):
+                    await housekeeping
 
     def provide_services(state: State) -> Services:
         services: Services = state.services

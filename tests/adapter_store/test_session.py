@@ -206,3 +206,13 @@ async def test_a_writer_waits_for_another_processs_lock(tmp_path: Path):
         other.execute("ROLLBACK")
         other.close()
         assert (await task).name == "blue"
+
+
+async def test_a_ping_notices_that_the_file_is_damaged(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        await registry.ping()
+    path = tmp_path / "registry.db"
+    path.write_bytes(path.read_bytes()[:100] + b"X" * (path.stat().st_size - 100))
+    async with open_registry(tmp_path) as registry:
+        with pytest.raises(RegistryUnavailable):
+            await registry.ping()

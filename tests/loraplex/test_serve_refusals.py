@@ -102,3 +102,15 @@ def test_an_address_that_cannot_be_listened_on_is_refused_with_the_option_to_cha
     for host in ("192.0.2.1", "300.1.1.1"):
         with pytest.raises(ServeError, match=r"^cannot listen on \S+: [^()]+; .*--host"):
             listen_or_say_why(host, 0)
+
+
+def test_a_damaged_database_is_refused_with_what_is_wrong_and_what_to_do(
+    model_dir: Path, tmp_path: Path
+):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "registry.db").write_bytes(b"this is no database" * 1000)
+    refused = serve("--model", str(model_dir), "--data-dir", str(tmp_path / "data"), "--port", "0")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert "file is not a database" in line
+    assert "--data-dir" in line

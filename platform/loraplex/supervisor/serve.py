@@ -175,8 +175,14 @@ async def _upgrade(database_url: str) -> None:
     """The embedded database is migrated at start; the lock on the data directory guards it."""
     try:
         await upgrade(database_url)
-    except (ValueError, DatabaseNotMigrated, RegistryUnavailable) as error:
+    except (ValueError, DatabaseNotMigrated) as error:
         raise ServeError(f"the registry's database cannot be used: {error}") from None
+    except RegistryUnavailable as error:
+        reason = getattr(error.__cause__, "orig", None) or error.__cause__  # the driver's own words
+        raise ServeError(
+            f"the registry's database cannot be used: {reason}; mend it, put a copy back, or give "
+            "another --data-dir (or LORAPLEX_DATABASE_URL)"
+        ) from None
 
 
 async def _make_admin_key(data: DataDir, database_url: str) -> None:

@@ -7,11 +7,13 @@ connection is refused while one of them restarts.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -62,13 +64,12 @@ async def supervise(service: Service) -> None:
         _engine_payload(service),
         environment=_ENGINE_ENVIRONMENT | os.environ,
     )
-    api_document = msgspec.json.encode(service.api)
     api_command = [sys.executable, "-m", "loraplex.api_process"]
     apis = [
         Child(
             f"api-{number}",
             [*api_command, str(service.listener.fileno()), str(service.drain_seconds)],
-            lambda _: api_document,
+            _api_payload(service, f"api-{number}"),
             pass_fds=[service.listener.fileno()],
         )
         for number in range(service.workers)
@@ -99,6 +100,21 @@ async def supervise(service: Service) -> None:
 def _engine_payload(service: Service) -> Callable[[int], bytes]:
     def payload(generation: int) -> bytes:
         return msgspec.json.encode(msgspec.structs.replace(service.engine, generation=generation))
+
+    return payload
+
+
+def _api_payload(service: Service, name: str) -> Callable[[int], bytes]:
+    """Settings with a folder for uploads of its own, which is emptied at each start: what a killed
+    process had received is of no use to the next."""
+    uploads = Path(service.api.storage.uploads_dir) / name
+    storage = msgspec.structs.replace(service.api.storage, uploads_dir=str(uploads))
+    document = msgspec.json.encode(msgspec.structs.replace(service.api, storage=storage))
+
+    def payload(_: int) -> bytes:
+        shutil.rmtree(uploads, ignore_errors=True)
+        uploads.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return document
 
     return payload
 

@@ -1,0 +1,53 @@
+"""Now and then: remove the blobs that no version names, which crashes leave behind."""
+
+import asyncio
+
+import structlog
+
+from adapter_store.blobs import BlobStore
+from adapter_store.errors import BlobError, RegistryUnavailable
+from adapter_store.registry.registry import Registry
+from adapter_store.sweeper import SweepReport, sweep
+
+_log = structlog.get_logger("loraplex.housekeeping")
+
+FIRST_SECONDS = 60.0
+EVERY_SECONDS = 3600.0
+MIN_AGE_SECONDS = 3600.0
+"""An upload that takes longer between its files and its row holds their lock all the while."""
+
+
+async def keep_house(
+    registry: Registry,
+    blobs: BlobStore,
+    *,
+    first_seconds: float = FIRST_SECONDS,
+    every_seconds: float = EVERY_SECONDS,
+    min_age_seconds: float = MIN_AGE_SECONDS,
+) -> None:
+    """Sweep until cancelled; a store or a registry that does not answer is tried again later."""
+    await asyncio.sleep(first_seconds)
+    while True:
+        try:
+            report = await sweep_orphans(registry, blobs, min_age_seconds)
+            if report is not None and (report.orphans or report.leftovers):
+                _log.info("swept", orphans=len(report.orphans), leftovers=report.leftovers)
+        except (BlobError, RegistryUnavailable) as error:
+            _log.warning("sweep_failed", error=type(error).__name__)
+        await asyncio.sleep(every_seconds)
+
+
+async def sweep_orphans(
+    registry: Registry, blobs: BlobStore, min_age_seconds: float
+) -> SweepReport | None:
+    """Sweep once; None if the registry names none of the blobs.
+
+    It is another registry then, or a new one: what the blobs are for would be lost for good.
+    """
+    found = await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds, dry_run=True)
+    if not found.orphans and not found.leftovers:
+        return found
+    if len(found.orphans) == len(await blobs.list()):
+        _log.warning("blobs_of_another_registry", blobs=len(found.orphans))
+        return None
+    return await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds)

@@ -1,0 +1,111 @@
+"""What crashes leave behind goes again, and nothing else does."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from adapter_store.blobs import LocalBlobStore
+from adapter_store.errors import BlobError
+from adapter_store.registry.registry import Registry
+from engine.engine_args import EngineArgs
+from loraplex.housekeeping import keep_house, sweep_orphans
+from loraplex.settings import EngineSettings, Settings, StorageSettings
+from loraplex.supervisor.supervise import (
+    Service,
+    _api_payload,  # pyright: ignore[reportPrivateUsage]
+    listen,
+)
+from tests.support.blobs import CONFIG, adapter_files
+from tests.support.registry import FINGERPRINT, open_registry, upload
+
+pytestmark = pytest.mark.anyio
+
+
+async def put(blobs: LocalBlobStore, folder: Path, seed: int) -> str:
+    digest, weights = adapter_files(folder, seed)
+    await blobs.put(digest, CONFIG, weights)
+    return digest
+
+
+async def put_and_register(registry: Registry, blobs: LocalBlobStore, folder: Path) -> str:
+    digest = await put(blobs, folder, 1)
+    await registry.register_version(
+        "acme", "legal", replace(upload("x"), digest=digest), FINGERPRINT
+    )
+    return digest
+
+
+async def test_a_blob_whose_upload_died_before_its_row_goes_and_the_others_stay(tmp_path: Path):
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    async with open_registry(tmp_path) as registry:
+        kept = await put_and_register(registry, blobs, tmp_path)
+        orphan = await put(blobs, tmp_path, 2)
+        young = await sweep_orphans(registry, blobs, 3600)
+        assert young is not None and young.orphans == ()
+        report = await sweep_orphans(registry, blobs, 0)
+        assert report is not None and report.orphans == (orphan,)
+        assert await blobs.list() == [kept]
+
+
+async def test_the_blobs_of_another_registry_are_left_alone(tmp_path: Path):
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    async with open_registry(tmp_path) as registry:
+        digests = [await put(blobs, tmp_path, seed) for seed in (1, 2)]
+        assert await sweep_orphans(registry, blobs, 0) is None
+        assert await blobs.list() == sorted(digests)
+
+
+class FailsOnce(LocalBlobStore):
+    """A store that does not answer the first time that it is asked what it has."""
+
+    failures = 0
+
+    async def list(self, older_than_seconds: float = 0.0) -> list[str]:
+        if self.failures == 0:
+            self.failures += 1
+            raise BlobError("", "no disk")
+        return await super().list(older_than_seconds)
+
+
+async def test_a_store_that_fails_once_is_swept_the_next_time(tmp_path: Path):
+    blobs = FailsOnce(tmp_path / "blobs")
+    async with open_registry(tmp_path) as registry:
+        kept = await put_and_register(registry, blobs, tmp_path)
+        orphan = await put(blobs, tmp_path, 2)
+        house = asyncio.create_task(
+            keep_house(registry, blobs, first_seconds=0, every_seconds=0.01, min_age_seconds=0)
+        )
+        folder = tmp_path / "blobs" / orphan[:2] / orphan
+        async with asyncio.timeout(10):
+            while folder.exists():  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.01)
+        assert blobs.failures == 1
+        assert await blobs.list() == [kept]
+        house.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await house
+
+
+def test_an_api_process_starts_without_the_uploads_of_the_one_before(tmp_path: Path):
+    settings = Settings(
+        storage=StorageSettings(
+            database_url="sqlite:////x.db", blobs_dir="b", cache_dir="c", uploads_dir=str(tmp_path)
+        ),
+        engine=EngineSettings(engine_socket="s", model_dir="m"),
+    )
+    args = EngineArgs(model_dir="m", socket_path="/s", cache_dir="c", generation=1)
+    with listen("127.0.0.1", 0) as listener:
+        payload = _api_payload(Service(engine=args, api=settings, listener=listener), "api-0")
+        first = msgspec.json.decode(payload(1), type=Settings)
+        folder = Path(first.storage.uploads_dir)
+        assert folder.parent == tmp_path
+        (folder / "tmp123").mkdir()
+        (folder / "tmp123" / "weights.part").write_bytes(b"half an upload")
+        (tmp_path / "api-1").mkdir()
+        second = msgspec.json.decode(payload(2), type=Settings)
+        assert second == first
+        assert list(folder.iterdir()) == []
+        assert (tmp_path / "api-1").is_dir()
