@@ -13,7 +13,8 @@ from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_format import Binding, inspect_adapter
 from engine.errors import AdapterUnavailable
 from engine.models.projections import ProjectionKey, iter_projections, module_path
-from lora_kernels import LoraSlice, LoraWeights
+from lora_kernels import CpuKernels, LoraSlice
+from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuWeights
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -26,18 +27,25 @@ class AdapterWeights:
     digest: str
     rank: int
     """The largest over its modules."""
-    projections: Mapping[ProjectionKey, LoraWeights]
+    projections: Mapping[ProjectionKey, CpuWeights]
     """Only those that the adapter has weights for."""
     nbytes: int
 
 
 def load_adapter(
-    folder: Path, digest: str, base: BaseModel, *, max_rank: int, dtype: torch.dtype
+    folder: Path,
+    digest: str,
+    base: BaseModel,
+    *,
+    max_rank: int,
+    dtype: torch.dtype,
+    kernels: CpuKernels = TORCH_KERNELS,
 ) -> AdapterWeights:
     """Read an adapter's folder; safe on any thread.
 
     The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
-    Values are rounded to `dtype`, the model's. Raises AdapterUnavailable.
+    Values are rounded to `dtype`, the model's, and fused for `kernels`, the model's too. Raises
+    AdapterUnavailable.
     """
     weights = folder / WEIGHTS_FILE
     try:
@@ -46,7 +54,7 @@ def load_adapter(
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
         with safe_open(weights, "pt") as file:
-            projections = _fuse(inspected.bindings, file, base, dtype)
+            projections = _fuse(inspected.bindings, file, base, dtype, kernels)
     except AdapterFormatError as error:
         raise AdapterUnavailable(digest, f"{error.code}: {error.message}") from error
     except (OSError, SafetensorError) as error:
@@ -60,15 +68,19 @@ def load_adapter(
 
 
 def _fuse(
-    bindings: tuple[Binding, ...], file: Any, base: BaseModel, dtype: torch.dtype
-) -> dict[ProjectionKey, LoraWeights]:
+    bindings: tuple[Binding, ...],
+    file: Any,
+    base: BaseModel,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+) -> dict[ProjectionKey, CpuWeights]:
     bound = {binding.module: binding for binding in bindings}
-    projections: dict[ProjectionKey, LoraWeights] = {}
+    projections: dict[ProjectionKey, CpuWeights] = {}
     for key, spec in iter_projections(base.num_layers):
         members = [bound.pop(module_path(key.layer, member), None) for member in spec.members]
         if any(members):
             slices = [None if member is None else _read(member, file) for member in members]
-            projections[key] = LoraWeights.fuse(slices, dtype)
+            projections[key] = kernels.fuse(slices, dtype)
     if bound:
         raise AdapterFormatError(
             "foreign_tensor", f"the model has no place for '{next(iter(bound))}'"

@@ -21,6 +21,8 @@ from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.sampling.sampler import Sampler
 from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
+from lora_kernels import CpuKernels, choose_cpu_kernels
+from lora_kernels.errors import KernelUnavailable
 
 SamplerFactory = Callable[[int, Sequence[int]], RowSampler]
 """Makes a sampler from the vocabulary's size and the EOS ids."""
@@ -43,13 +45,20 @@ class BuiltRunner:
     dtype: str
     device: str
     max_lora_rank: int
+    kernels: CpuKernels
+    """The LoRA kernels in use."""
     invariance: InvarianceReport | None
     """What the self-test found; None where it was not asked for."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread."""
         return load_adapter(
-            folder, digest, self.base, max_rank=self.max_lora_rank, dtype=_DTYPES[self.dtype]
+            folder,
+            digest,
+            self.base,
+            max_rank=self.max_lora_rank,
+            dtype=_DTYPES[self.dtype],
+            kernels=self.kernels,
         )
 
 
@@ -67,13 +76,15 @@ def build_runner(
     self_test: bool = True,
     name: str | None = None,
     make_sampler: SamplerFactory = Sampler,
+    lora_kernels: str = "auto",
 ) -> BuiltRunner:
     """Load a model and build its runner.
 
     `dtype` is `float32`, `bfloat16` or `auto` (the checkpoint's; bfloat16 for float16).
     `num_kv_blocks` None takes a share of the memory at hand. `max_model_len` None is what model and
     KV pool allow. `threads` is for torch, process-wide; None keeps torch's own choice. A self-test
-    that fails is logged as a warning and reported in `invariance`.
+    that fails is logged as a warning and reported in `invariance`. `lora_kernels` is a choice of
+    `lora_kernels.choose_cpu_kernels`.
 
     Raises ConfigError for a model or a setting that can never work.
     """
@@ -88,12 +99,14 @@ def build_runner(
         base = read_base_model(model_dir, name=name)
     except BaseModelError as error:
         raise ConfigError(str(error)) from error
+    kernels = _choose_kernels(lora_kernels)
     decoder = load_decoder(
         config,
         base,
         dtype=model_dtype,
         num_slots=max_loras,
         max_positions=max(length, NUM_POSITIONS),
+        kernels=kernels,
     )
     kv_cache = _make_kv_cache(config, model_dtype, num_kv_blocks, block_size, max_num_seqs, length)
     attention = CpuAttention(
@@ -115,8 +128,26 @@ def build_runner(
         dtype=str(model_dtype).removeprefix("torch."),
         device="cpu",
         max_lora_rank=max_lora_rank,
+        kernels=kernels,
         invariance=_self_test(decoder, attention) if self_test else None,
     )
+
+
+def _choose_kernels(choice: str) -> CpuKernels:
+    try:
+        kernels = choose_cpu_kernels(choice)
+    except (KernelUnavailable, ValueError) as error:
+        raise ConfigError(f"lora_kernels: {error}") from error
+    log = structlog.get_logger("engine.lora_kernels")
+    if kernels.fallback_reason is None:
+        log.info("LoRA kernels chosen", kernels=kernels.name)
+    else:
+        log.warning(
+            "adapters run on the slow path, through PyTorch",
+            kernels=kernels.name,
+            reason=kernels.fallback_reason,
+        )
+    return kernels
 
 
 def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:

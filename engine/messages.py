@@ -99,6 +99,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int
     dtype: str
     device: str
+    lora_kernels: str = "torch"
+    """The path that computes adapters' updates: `torch`, or `native/` and an instruction set."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

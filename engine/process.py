@@ -79,6 +79,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         threads=args.num_threads,
         self_test=args.self_test,
         name=args.model_name,
+        lora_kernels=args.lora_kernels,
     )
     config = dataclasses.replace(
         config, num_kv_blocks=built.num_kv_blocks, max_model_len=built.max_model_len
@@ -97,6 +98,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         max_lora_rank=args.max_lora_rank,
         dtype=built.dtype,
         device=built.device,
+        lora_kernels=built.kernels.name,
     )
     limits = AdapterLimits(
         cache_dir=Path(args.cache_dir),

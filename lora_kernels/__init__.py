@@ -2,11 +2,21 @@
 
 `LoraBatch` says which rows belong to which adapter slot (once a step), `LoraTable` what the slots
 hold for one projection (written only when an adapter comes or goes), `add_lora` applies it.
+`choose_cpu_kernels` picks the CPU path, which makes the tables and fuses the weights.
 """
 
 from lora_kernels.batch import LoraBatch
+from lora_kernels.cpu_kernels import CpuKernels, choose_cpu_kernels
 from lora_kernels.ops import add_lora
 from lora_kernels.table import LoraTable
 from lora_kernels.weights import LoraSlice, LoraWeights
 
-__all__ = ["LoraBatch", "LoraSlice", "LoraTable", "LoraWeights", "add_lora"]
+__all__ = [
+    "CpuKernels",
+    "LoraBatch",
+    "LoraSlice",
+    "LoraTable",
+    "LoraWeights",
+    "add_lora",
+    "choose_cpu_kernels",
+]

@@ -1,8 +1,10 @@
 """Which rows of a step belong to which adapter slot."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +27,16 @@ class LoraBatch:
     """Slot of each segment; no slot twice."""
     segment_start: tuple[int | None, ...]
     """First row of a segment whose rows are consecutive, else None."""
+    words: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    """The same for the compiled kernel: number of segments, indptr, slots, permutation."""
+    address: int = field(init=False, repr=False, compare=False)
+    """Of `words`."""
+
+    def __post_init__(self) -> None:
+        head = (self.num_segments, *self.segment_indptr, *self.segment_slot)
+        words = np.concatenate([np.array(head, dtype=np.int64), self.permutation.numpy()])
+        object.__setattr__(self, "words", words)
+        object.__setattr__(self, "address", words.ctypes.data)
 
     @staticmethod
     def from_runs(slots: Sequence[int | None], lengths: Sequence[int]) -> "LoraBatch":

@@ -1,12 +1,20 @@
-"""What can go wrong with device memory for adapters.
+"""What can go wrong with kernels and with device memory for adapters.
 
 LoraKernelError
+├── KernelUnavailable    the compiled CPU kernel was not built, or cannot run here
 └── PoolExhausted        an adapter's rank rows do not fit; nothing was changed
 """
 
 
 class LoraKernelError(Exception):
     """Base of this package's errors; operands that do not fit are a ValueError."""
+
+
+class KernelUnavailable(LoraKernelError):
+    """The compiled CPU kernel cannot be used; the message says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no compiled CPU kernel: {reason}")
 
 
 class PoolExhausted(LoraKernelError):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lora_kernels.batch import LoraBatch
 from lora_kernels.cpu import add_lora_cpu
+from lora_kernels.cpu_native import NativeLoraTable
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_ops import add_lora_device
 from lora_kernels.device_table import DeviceLoraTable
@@ -16,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def add_lora(
     y: Tensor,
     x: Tensor,
-    table: LoraTable | DeviceLoraTable,
+    table: LoraTable | NativeLoraTable | DeviceLoraTable,
     batch: LoraBatch | DeviceLoraBatch,
 ) -> None:
     """Add each row's low-rank update to y.
@@ -30,7 +31,8 @@ def add_lora(
         y: [rows, table.out_features], float32 or bfloat16; changed in place. The base's output.
             On CUDA also float16.
         x: [rows, table.in_features], the dtype and device of y. The projection's input.
-        table: the projection's slots; a DeviceLoraTable where x is on CUDA.
+        table: the projection's slots, made by `CpuKernels.make_table`; a DeviceLoraTable where x is
+            on CUDA.
         batch: rows by slot; `rows` is at least `batch.num_rows`. A DeviceLoraBatch on CUDA.
 
     Raises:
@@ -45,10 +47,13 @@ def add_lora(
     if batch.num_segments == 0:
         return
     _validate(y, x, table, batch)
-    add_lora_cpu(y, x, table, batch)
+    if isinstance(table, NativeLoraTable):
+        table.add(y, x, batch)
+    else:
+        add_lora_cpu(y, x, table, batch)
 
 
-def _validate(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
+def _validate(y: Tensor, x: Tensor, table: LoraTable | NativeLoraTable, batch: LoraBatch) -> None:
     if x.dim() != 2 or x.shape[1] != table.in_features:
         raise ValueError(f"x is {list(x.shape)}, the projection has {table.in_features} inputs")
     if y.shape != (x.shape[0], table.out_features):
@@ -59,5 +64,10 @@ def _validate(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
         raise ValueError(f"x is {x.dtype} and y {y.dtype}; both must be one of {DTYPES}")
     if x.device.type != "cpu" or y.device.type != "cpu":
         raise ValueError(f"no kernel for x on {x.device} and y on {y.device}")
+    if isinstance(table, NativeLoraTable):
+        if x.dtype is not table.dtype:
+            raise ValueError(f"x is {x.dtype}, the table is for {table.dtype}")
+        if y.stride(1) != 1:
+            raise ValueError(f"y's columns must be adjacent; it has stride {y.stride()}")
     if max(batch.segment_slot) >= table.num_slots:
         raise ValueError(f"slot {max(batch.segment_slot)} of {table.num_slots}")

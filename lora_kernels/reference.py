@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from lora_kernels.batch import LoraBatch
-from lora_kernels.table import LoraTable
+from lora_kernels.table import SlotTable, SlotWeights
 
 
-def add_lora_reference(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch) -> None:
+def add_lora_reference(
+    y: Tensor, x: Tensor, table: SlotTable[SlotWeights], batch: LoraBatch
+) -> None:
     """Do what `lora_kernels.add_lora` does, by the definition."""
     for segment, slot in enumerate(batch.segment_slot):
         start, stop = batch.segment_indptr[segment : segment + 2]
@@ -15,7 +17,7 @@ def add_lora_reference(y: Tensor, x: Tensor, table: LoraTable, batch: LoraBatch)
             _add_row(y[row], x[row].to(torch.float32), table, slot)
 
 
-def _add_row(y: Tensor, x: Tensor, table: LoraTable, slot: int) -> None:
+def _add_row(y: Tensor, x: Tensor, table: SlotTable[SlotWeights], slot: int) -> None:
     for index in range(len(table.slice_sizes)):
         part = table.slice(slot, index)
         if part is None:

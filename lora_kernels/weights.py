@@ -48,10 +48,8 @@ class LoraWeights:
 
         Raises ValueError where shapes of A and B do not agree.
         """
+        check_shapes(slices)
         present = [part for part in slices if part is not None]
-        if not present:
-            raise ValueError("no slice is present: there are no weights to fuse")
-        _check_shapes(slices)
         indptr = [0]
         for part in slices:
             indptr.append(indptr[-1] + (part.rank if part is not None else 0))
@@ -64,6 +62,16 @@ class LoraWeights:
             scalings=tuple(0.0 if part is None else part.scaling for part in slices),
             row_scaling=scalings.repeat_interleave(ranks),
         )
+
+    @property
+    def in_features(self) -> int:
+        """Columns of A."""
+        return self.a.shape[1]
+
+    @property
+    def slice_sizes(self) -> tuple[int | None, ...]:
+        """Outputs of each slice; None where the adapter has no weights."""
+        return tuple(None if b is None else b.shape[0] for b in self.b)
 
     def slice(self, index: int) -> LoraSlice | None:
         """The weights of one slice, as views."""
@@ -84,7 +92,8 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).to(torch.float32).contiguous()
 
 
-def _check_shapes(slices: Sequence[LoraSlice | None]) -> None:
+def check_shapes(slices: Sequence[LoraSlice | None]) -> int:
+    """The slices' in_features; raises ValueError where shapes do not agree or no slice is there."""
     in_features: int | None = None
     for index, part in enumerate(slices):
         if part is None:
@@ -94,9 +103,12 @@ def _check_shapes(slices: Sequence[LoraSlice | None]) -> None:
                 f"slice {index}: A {list(part.a.shape)} and B {list(part.b.shape)} are not "
                 "[rank, in] and [out, rank]"
             )
-        in_features = in_features or part.a.shape[1]
+        in_features = part.a.shape[1] if in_features is None else in_features
         if part.a.shape[1] != in_features:
             raise ValueError(
                 f"slice {index}: A has {part.a.shape[1]} columns where its neighbour has "
                 f"{in_features}"
             )
+    if in_features is None:
+        raise ValueError("no slice is present: there are no weights to fuse")
+    return in_features

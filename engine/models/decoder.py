@@ -1,5 +1,6 @@
 """The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,8 @@ from engine.models.projections import (
     module_path,
 )
 from engine.models.weight_reader import WeightReader
-from lora_kernels import LoraTable
+from lora_kernels import CpuKernels
+from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Decoder:
         return self._embedding.dtype
 
     @property
-    def lora_tables(self) -> dict[ProjectionKey, LoraTable]:
+    def lora_tables(self) -> dict[ProjectionKey, CpuTable]:
         """The adapter slots of every projection."""
         return {
             ProjectionKey(index, spec.name): getattr(layer, spec.name).lora
@@ -128,11 +130,19 @@ def load_decoder(
     dtype: torch.dtype,
     num_slots: int,
     max_positions: int,
+    kernels: CpuKernels = TORCH_KERNELS,
 ) -> Decoder:
-    """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor."""
+    """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor.
+
+    `kernels` make the adapter slots.
+    """
     with WeightReader(base, dtype) as reader:
         embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        layers = tuple(_load_layer(config, reader, i, num_slots) for i in range(config.num_layers))
+
+        def make_table(in_features: int, sizes: tuple[int, ...]) -> CpuTable:
+            return kernels.make_table(in_features, sizes, num_slots, dtype)
+
+        layers = tuple(_load_layer(config, reader, i, make_table) for i in range(config.num_layers))
         final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tie_word_embeddings:
             reader.skip("lm_head.weight")
@@ -146,7 +156,10 @@ def load_decoder(
 
 
 def _load_layer(
-    config: DecoderConfig, reader: WeightReader, index: int, num_slots: int
+    config: DecoderConfig,
+    reader: WeightReader,
+    index: int,
+    make_table: Callable[[int, tuple[int, ...]], CpuTable],
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -160,7 +173,7 @@ def _load_layer(
         bias = (
             torch.cat([reader.take(f"{path}.bias", n) for path, n in named]) if has_bias else None
         )
-        return Projection(Linear(weight, bias), LoraTable(in_features, sizes, num_slots))
+        return Projection(Linear(weight, bias), make_table(in_features, sizes))
 
     def norm(name: str, size: int) -> Tensor:
         return reader.take(f"{module_path(index, name)}.weight", size)

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lora_kernels import LoraBatch, LoraTable, add_lora
+from lora_kernels import LoraBatch, add_lora
+from lora_kernels.cpu_kernels import CpuTable
 
 ROW_TILE = 16
 """Rows come in multiples of this. oneDNN and MKL pick other kernels, with other orders of sums,
@@ -43,7 +44,7 @@ class Linear:
 class Projection:
     """A linear, possibly several of the checkpoint's fused, with the adapters' slots beside it."""
 
-    def __init__(self, linear: Linear, lora: LoraTable) -> None:
+    def __init__(self, linear: Linear, lora: CpuTable) -> None:
         self._linear = linear
         self.lora = lora
 

@@ -81,6 +81,9 @@ def test_the_self_test_sees_a_row_that_depends_on_its_batch(model_dir, monkeypat
         def warning(self, event: str, **values: object) -> None:
             warnings.append(event)
 
+        def info(self, event: str, **values: object) -> None:
+            pass
+
     monkeypatch.setattr(decoder_module, "rms_norm", depends)
     monkeypatch.setattr(module.structlog, "get_logger", lambda name: Log())
     built = build_runner(model_dir, num_kv_blocks=4)

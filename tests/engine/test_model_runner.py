@@ -1,11 +1,15 @@
 """Batches of many adapters: each row is its solo run, whatever shares its step."""
 
+import dataclasses
 from itertools import permutations
 
 import pytest
 import torch
 
+from engine.models.projections import ProjectionKey
 from engine.scheduled_batch import ScheduledBatch
+from lora_kernels import LoraSlice
+from lora_kernels.cpu_kernels import CpuWeights
 from tests.support.model_lab import ModelLab, prompt_of
 from tests.support.peft_reference import assert_exact
 
@@ -172,10 +176,12 @@ def test_a_step_without_rows_does_only_its_effects(lab):
 def test_a_row_that_overflows_harms_nobody_else(any_lab):
     """Its NaN stay in its own rows and blocks, also when the blocks go to another sequence."""
     weights = any_lab.load(any_lab.adapter("full"))
-    for fused in weights.projections.values():
-        fused.a.fill_(1e38)
-        fused.row_scaling.fill_(1e38)
-    any_lab.runner.install_adapter(3, weights)
+    huge: dict[ProjectionKey, CpuWeights] = {}
+    for key, fused in weights.projections.items():
+        slices = [fused.slice(index) for index in range(len(fused.slice_sizes))]
+        parts = [p and LoraSlice(torch.full_like(p.a, 1e38), p.b, 1e38) for p in slices]
+        huge[key] = any_lab.built.kernels.fuse(parts, getattr(torch, any_lab.built.dtype))
+    any_lab.runner.install_adapter(3, dataclasses.replace(weights, projections=huge))
     driver = any_lab.driver()
     bad, good = driver.add(prompt_of(40), 3), driver.add(prompt_of(30), None)
     driver.generate([bad, good], 3)

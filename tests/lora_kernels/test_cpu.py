@@ -1,15 +1,25 @@
+from typing import Any
+
 import pytest
 import torch
 
-from lora_kernels import LoraBatch, LoraTable, add_lora
+from lora_kernels import CpuKernels, LoraBatch, add_lora, choose_cpu_kernels
+from lora_kernels.cpu_kernels import CpuTable
+from lora_kernels.native_library import load_native_library
 from lora_kernels.reference import add_lora_reference
-from tests.support.lora_cases import POPULARITY, TOLERANCE, make_rows, make_table
+from tests.support.lora_cases import POPULARITY, TOLERANCE, make_cpu_table, make_rows
 
+PATHS = ["torch", *(f"native/{name}" for name in load_native_library().instruction_sets)]
 DTYPES = [torch.float32, torch.bfloat16]
 RANKS = [1, 2, 3, 8, 12, 16, 24, 40, 64]
 
 
-def assert_matches(y: torch.Tensor, x: torch.Tensor, table: LoraTable, batch: LoraBatch) -> None:
+@pytest.fixture(params=PATHS)
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return choose_cpu_kernels(request.param)
+
+
+def assert_matches(y: torch.Tensor, x: torch.Tensor, table: CpuTable, batch: LoraBatch) -> None:
     expected, got = y.clone(), y.clone()
     add_lora_reference(expected, x, table, batch)
     add_lora(got, x, table, batch)
@@ -25,9 +35,11 @@ def assert_matches(y: torch.Tensor, x: torch.Tensor, table: LoraTable, batch: Lo
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("popularity", POPULARITY)
 @pytest.mark.parametrize("length", [1, 3, 5, 16])
-def test_segments_match_the_reference(dtype, popularity, length):
+def test_segments_match_the_reference(kernels, dtype, popularity, length):
     slots = POPULARITY[popularity]
-    table = make_table(48, [40, 16, 16], [[8, 8, 8], [4, None, 16], [None, None, 3]], dtype=dtype)
+    table = make_cpu_table(
+        kernels, 48, [40, 16, 16], [[8, 8, 8], [4, None, 16], [None, None, 3]], dtype=dtype
+    )
     batch = LoraBatch.from_runs(slots, [length + i % 2 for i in range(len(slots))])
     y, x = make_rows(table, batch, dtype)
     assert_matches(y, x, table, batch)
@@ -36,8 +48,10 @@ def test_segments_match_the_reference(dtype, popularity, length):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("in_features", "out"), [(37, 51), (1, 1), (64, 96)])
-def test_every_rank_at_odd_sizes(dtype, rank, in_features, out):
-    table = make_table(in_features, [out, 3], [[rank, None], [None, rank]], dtype=dtype)
+def test_every_rank_at_odd_sizes(kernels, dtype, rank, in_features, out):
+    table = make_cpu_table(
+        kernels, in_features, [out, 3], [[rank, None], [None, rank]], dtype=dtype
+    )
     batch = LoraBatch.from_runs([0, None, 1, 0], [2, 1, 3, 1])
     y, x = make_rows(table, batch, dtype, padding=4)
     assert_matches(y, x, table, batch)
@@ -45,23 +59,68 @@ def test_every_rank_at_odd_sizes(dtype, rank, in_features, out):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 129])
-def test_every_row_count(dtype, rows):
-    table = make_table(33, [20, 7], [[8, 12]], dtype=dtype)
+def test_every_row_count(kernels, dtype, rows):
+    table = make_cpu_table(kernels, 33, [20, 7], [[8, 12]], dtype=dtype)
     batch = LoraBatch.from_runs([0], [rows])
     y, x = make_rows(table, batch, dtype, padding=-rows % 16)
     assert_matches(y, x, table, batch)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_ranks_and_widths_of_several_blocks_panels_and_chunks(kernels, dtype, threads):
+    torch.set_num_threads(threads)
+    ranks = [[70, 8, 3], [None, 256, 1], [16, 16, 16], [1, None, 47]]
+    table = make_cpu_table(kernels, 576, [1100, 72, 64], ranks, dtype=dtype)
+    for lengths in ([1, 0, 0, 2], [1, 1, 1, 1], [40, 3, 17, 1]):
+        batch = LoraBatch.from_runs([3, 1, 0, 2], lengths)
+        y, x = make_rows(table, batch, dtype, padding=3)
+        assert_matches(y, x, table, batch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_may_be_views_with_gaps_between_them(kernels, dtype):
+    table = make_cpu_table(kernels, 40, [24, 8], [[8, 4], [3, 5]], dtype=dtype)
+    batch = LoraBatch.from_runs([0, 1, 0], [2, 3, 4])
+    y, x = make_rows(table, batch, dtype)
+    expected = y.clone()
+    add_lora(expected, x, table, batch)
+    wide_y, wide_x = torch.zeros(9, 50, dtype=dtype), torch.zeros(9, 100, dtype=dtype)
+    wide_y[:, 7:39], wide_x[:, ::2][:, :40] = y, x
+    add_lora(wide_y[:, 7:39], wide_x[:, ::2][:, :40], table, batch)
+    assert torch.equal(wide_y[:, 7:39], expected)
+    assert not wide_y[:, :7].any() and not wide_y[:, 39:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_not_a_number_stays_in_its_row_and_its_slice(kernels, dtype):
+    table = make_cpu_table(kernels, 20, [12, 12, 5], [[3, 5, 7], [1, 2, 3]], dtype=dtype)
+    batch = LoraBatch.from_runs([0, 1], [3, 2])
+    y, x = make_rows(table, batch, dtype)
+    clean = y.clone()
+    add_lora(clean, x, table, batch)
+    weights: Any = table.weights(0)
+    bad = [weights.slice(i) for i in range(3)]
+    bad[1].a.fill_(float("nan"))
+    install: Any = table.install
+    install(0, kernels.fuse(bad, dtype))
+    x[4] = float("nan")
+    add_lora(y, x, table, batch)
+    assert y[:3, 12:24].isnan().all() and y[4].isnan().all()
+    assert torch.equal(y[:3, :12], clean[:3, :12]) and torch.equal(y[:3, 24:], clean[:3, 24:])
+    assert torch.equal(y[3], clean[3])
+
+
 @pytest.mark.parametrize("lengths", [[0, 3, 0], [0, 0, 0], [1, 0, 5]])
-def test_adapters_without_rows_add_nothing(lengths):
-    table = make_table(16, [8], [[4], [2], [8]])
+def test_adapters_without_rows_add_nothing(kernels, lengths):
+    table = make_cpu_table(kernels, 16, [8], [[4], [2], [8]])
     batch = LoraBatch.from_runs([0, 1, 2], lengths)
     y, x = make_rows(table, batch, torch.float32)
     assert_matches(y, x, table, batch)
 
 
-def test_an_empty_segment_between_full_ones_is_allowed():
-    table = make_table(16, [8], [[4], [2], [8]])
+def test_an_empty_segment_between_full_ones_is_allowed(kernels):
+    table = make_cpu_table(kernels, 16, [8], [[4], [2], [8]])
     batch = LoraBatch(
         num_rows=3,
         permutation=torch.tensor([2, 0, 1]),
@@ -73,8 +132,8 @@ def test_an_empty_segment_between_full_ones_is_allowed():
     assert_matches(y, x, table, batch)
 
 
-def test_rank_zero_adds_nothing():
-    table = make_table(16, [8, 4], [[0, 2]])
+def test_rank_zero_adds_nothing(kernels):
+    table = make_cpu_table(kernels, 16, [8, 4], [[0, 2]])
     batch = LoraBatch.from_runs([0], [3])
     y, x = make_rows(table, batch, torch.float32)
     got = y.clone()
@@ -85,23 +144,23 @@ def test_rank_zero_adds_nothing():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("slots", [[0], [0, 1, 0]], ids=["consecutive", "scattered"])
-def test_unwritten_memory_never_reaches_the_output(dtype, slots, poisoned_empty):
+def test_unwritten_memory_never_reaches_the_output(kernels, dtype, slots, poisoned_empty):
     torch.empty(1)
     assert poisoned_empty  # the poison is on
-    table = make_table(24, [10, 6, 6], [[3, None, 8], [None, 2, None]], dtype=dtype)
+    table = make_cpu_table(kernels, 24, [10, 6, 6], [[3, None, 8], [None, 2, None]], dtype=dtype)
     batch = LoraBatch.from_runs(slots, [3] * len(slots))
     y, x = make_rows(table, batch, dtype)
     add_lora(y, x, table, batch)
     assert y.isfinite().all()
 
 
-def test_an_update_of_a_bfloat16_row_is_accumulated_in_float32():
-    table = make_table(256, [1], [[64]], dtype=torch.bfloat16)
-    weights = table.weights(0)
-    assert weights is not None
+def test_an_update_of_a_bfloat16_row_is_accumulated_in_float32(kernels):
+    table = make_cpu_table(kernels, 256, [1], [[64]], dtype=torch.bfloat16)
+    part = table.slice(0, 0)
+    assert part is not None
     batch = LoraBatch.from_runs([0], [1])
     y, x = make_rows(table, batch, torch.bfloat16)
-    exact = weights.b[0].double() @ (weights.a.double() @ x[0].double()) * weights.scalings[0]
+    exact = part.b.double() @ (part.a.double() @ x[0].double()) * part.scaling
     expected = (y[0].double() + exact).to(torch.bfloat16)
     add_lora(y, x, table, batch)
     assert torch.equal(y[0], expected)
@@ -109,9 +168,9 @@ def test_an_update_of_a_bfloat16_row_is_accumulated_in_float32():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_is_bit_equal_alone_and_in_any_crowd(dtype, threads):
+def test_a_row_is_bit_equal_alone_and_in_any_crowd(kernels, dtype, threads):
     torch.set_num_threads(threads)
-    table = make_table(100, [60, 20], [[3, 9], [16, None], [None, 40]], dtype=dtype)
+    table = make_cpu_table(kernels, 100, [60, 20], [[3, 9], [16, None], [None, 40]], dtype=dtype)
     generator = torch.Generator().manual_seed(7)
     x0 = torch.randn(1, 100, generator=generator).to(dtype)
     y0 = torch.randn(1, 80, generator=generator).to(dtype)
@@ -126,10 +185,10 @@ def test_a_row_is_bit_equal_alone_and_in_any_crowd(dtype, threads):
             assert torch.equal(y[before + own // 2], alone[0])
 
 
-def test_a_reused_slot_never_shows_its_former_weights():
-    full = make_table(16, [8, 8], [[4, 4]]).weights(0)
-    partial = make_table(16, [8, 8], [[None, 2]], seed=3).weights(0)
-    table = LoraTable(16, [8, 8], 1)
+def test_a_reused_slot_never_shows_its_former_weights(kernels):
+    full = make_cpu_table(kernels, 16, [8, 8], [[4, 4]]).weights(0)
+    partial = make_cpu_table(kernels, 16, [8, 8], [[None, 2]], seed=3).weights(0)
+    table: Any = kernels.make_table(16, [8, 8], 1, torch.float32)
     batch = LoraBatch.from_runs([0], [4])
     y, x = make_rows(table, batch, torch.float32)
 

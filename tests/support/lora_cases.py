@@ -1,10 +1,13 @@
 """Random LoRA weights, tables and batches; every kernel family is tested on the same ones."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from lora_kernels import LoraBatch, LoraSlice, LoraTable, LoraWeights
+from lora_kernels import CpuKernels, LoraBatch, LoraSlice, LoraTable, LoraWeights
+from lora_kernels.cpu_kernels import CpuTable
+from lora_kernels.table import SlotTable
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
 """Largest difference from the reference, relative to the largest output."""
@@ -38,22 +41,51 @@ def make_table(
     seed: int = 0,
 ) -> LoraTable:
     """`ranks[slot][slice]`: None where the adapter has no weights for that slice."""
-    generator = torch.Generator().manual_seed(seed)
     table = LoraTable(in_features, slice_sizes, len(ranks))
-    for slot, slot_ranks in enumerate(ranks):
-        slices = [
-            None
-            if rank is None
-            else make_slice(size, in_features, rank, generator, 0.5 + slot + 0.3 * index)
-            for index, (size, rank) in enumerate(zip(slice_sizes, slot_ranks, strict=True))
-        ]
+    for slot, slices in enumerate(make_adapters(in_features, slice_sizes, ranks, seed)):
         has_weights = any(part is not None for part in slices)
         table.install(slot, LoraWeights.fuse(slices, dtype) if has_weights else None)
     return table
 
 
+def make_cpu_table(
+    kernels: CpuKernels,
+    in_features: int,
+    slice_sizes: Sequence[int],
+    ranks: Sequence[Sequence[int | None]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> CpuTable:
+    """`make_table` with the same values for any of the CPU's paths."""
+    table: Any = kernels.make_table(in_features, slice_sizes, len(ranks), dtype)
+    for slot, slices in enumerate(make_adapters(in_features, slice_sizes, ranks, seed)):
+        if any(part is not None for part in slices):
+            table.install(slot, kernels.fuse(slices, dtype))
+    return table
+
+
+def make_adapters(
+    in_features: int,
+    slice_sizes: Sequence[int],
+    ranks: Sequence[Sequence[int | None]],
+    seed: int = 0,
+) -> list[list[LoraSlice | None]]:
+    """For each slot its slices."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        [
+            None
+            if rank is None
+            else make_slice(size, in_features, rank, generator, 0.5 + slot + 0.3 * index)
+            for index, (size, rank) in enumerate(zip(slice_sizes, slot_ranks, strict=True))
+        ]
+        for slot, slot_ranks in enumerate(ranks)
+    ]
+
+
 def make_rows(
-    table: LoraTable, batch: LoraBatch, dtype: torch.dtype, *, padding: int = 0, seed: int = 1
+    table: SlotTable[Any], batch: LoraBatch, dtype: torch.dtype, *, padding: int = 0, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Random y and x for a batch, with `padding` rows below."""
     generator = torch.Generator().manual_seed(seed)
