@@ -1,10 +1,12 @@
 """What is refused before it is queued: requests that could never run, or not now."""
 
-import math
-
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.messages import EngineRequest
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""A counter grows by tokens / weight. Past 2**53 further tokens would vanish in it, and since
+others are lifted to it, fairness would end for them too."""
 
 
 def check_request(
@@ -23,9 +25,11 @@ def _check_numbers(request: EngineRequest) -> None:
             raise RequestRefused(
                 "invalid_value", f"{name} must be at least 1, not {value}", param=name
             )
-    if not (math.isfinite(request.weight) and request.weight > 0):
+    if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:  # NaN is refused too
         raise RequestRefused(
-            "invalid_value", f"weight must be positive, not {request.weight}", param="weight"
+            "invalid_value",
+            f"weight must be {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {request.weight}",
+            param="weight",
         )
 
 

@@ -238,6 +238,8 @@ def test_growing_past_the_pool_ends_with_length_and_others_go_on():
         ({"n": 0}, "invalid_value", "n"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"weight": 0.0}, "invalid_value", "weight"),
+        ({"weight": 1e-18}, "invalid_value", "weight"),  # counters would lose others' tokens
+        ({"weight": float("inf")}, "invalid_value", "weight"),
         ({"weight": float("nan")}, "invalid_value", "weight"),
         ({"n": 3, "max_concurrent": 2}, "concurrency_limit_exceeded", "n"),
     ],
