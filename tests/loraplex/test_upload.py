@@ -3,10 +3,12 @@
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from loraplex.adapters import upload
 from loraplex.settings import UploadLimits
 from tests.support.service import TestService, adapter_files, running_service
 
@@ -221,3 +223,22 @@ async def test_memory_stays_flat_while_a_large_upload_comes_in(tmp_path):
         assert reply.status_code == 422  # 64 MiB of zeros are no safetensors file
         assert peak < 16 << 20, f"{peak >> 20} MiB"
         assert files_of_uploads(service) == []
+
+
+@pytest.mark.parametrize("blocks", [40, 10**9])
+async def test_uploads_leave_the_registry_room_on_the_disk(tmp_path, monkeypatch, blocks):
+    block = 2**20
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+
+        def disk_with(num_free: int) -> None:
+            state = SimpleNamespace(f_frsize=block, f_blocks=blocks, f_bavail=num_free)
+            monkeypatch.setattr(upload.os, "statvfs", lambda folder: state)
+
+        reserve = min(512, blocks // 20)
+        disk_with(reserve)
+        full = await client.post("/v1/adapters", content=body(*good_parts()), headers=HEADERS)
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "upload_storage")
+        assert list((tmp_path / "uploads").iterdir()) == []
+        disk_with(reserve + 1)
+        good = await client.post("/v1/adapters", content=body(*good_parts()), headers=HEADERS)
+        assert good.status_code == 201, good.text
