@@ -273,7 +273,7 @@ class AdapterHost:
     def _read_on_thread(self, entry: _Entry, folder: Path) -> None:
         try:
             done = _ReadDone(entry, self._load(entry.digest, folder))
-        except Exception as error:  # whatever a damaged file provokes belongs to this adapter
+        except BaseException as error:  # whatever a damaged file provokes, a panic in Rust included
             done = _ReadDone(entry, None, str(error) or type(error).__name__)
         self._done.put(done)
         self._wake()

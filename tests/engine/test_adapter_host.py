@@ -169,6 +169,31 @@ def test_files_damaged_twice_fail_the_adapter(tmp_path: Path) -> None:
         assert b.host.num_adapters == 0 and b.host.num_bytes == 0
 
 
+@pytest.mark.parametrize("error", [MemoryError, type("PanicException", (BaseException,), {})])
+def test_whatever_a_read_raises_fails_the_adapter_and_no_request_waits_for_ever(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    def load(digest: str, folder: Path) -> FakeWeights:
+        raise error
+
+    woken = threading.Event()
+    host = AdapterHost(
+        tmp_path, load, need=lambda digest: put_fake_adapter(tmp_path, digest, b"again"),
+        max_cpu_loras=1, cpu_lora_bytes=10**9, disk_lora_bytes=10**9, wake=woken.set,
+    )  # fmt: skip
+    put_fake_adapter(tmp_path, A, b"weights")
+    host.prefetch(A)
+    events: list[AdapterEvent] = []
+    while not events:
+        assert woken.wait(10), "the read was lost"
+        woken.clear()
+        events = host.poll()
+        host.have(A)
+    assert events == [AdapterFailed(A, error.__name__)]
+    assert host.num_adapters == 0
+    host.close()
+
+
 def test_a_have_without_files_is_asked_for_once_more_then_fails(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         b.host.prefetch(A)
