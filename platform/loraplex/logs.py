@@ -5,16 +5,19 @@ without local variables, since those hold prompts and keys.
 """
 
 import logging
+from typing import Any, cast
 
 import structlog
 from litestar.logging.config import LoggingConfig, StructLoggingConfig
 from litestar.plugins.structlog import StructlogConfig, StructlogPlugin
 from litestar.types import Message, Scope
+from structlog.typing import EventDict
 
 from loraplex.request_id import request_id
 
 _log = structlog.get_logger("loraplex.access")
 _QUIET = "/health"
+_TEXTS = frozenset(("exc_value", "exc_notes", "syntax_error"))
 
 
 def structlog_plugin() -> StructlogPlugin:
@@ -29,6 +32,7 @@ def structlog_plugin() -> StructlogPlugin:
                     structlog.processors.ExceptionRenderer(
                         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
                     ),
+                    without_exception_texts,
                     structlog.processors.JSONRenderer(),
                 ],
                 logger_factory=structlog.PrintLoggerFactory(),
@@ -42,6 +46,22 @@ def structlog_plugin() -> StructlogPlugin:
             enable_middleware_logging=False,
         )
     )
+
+
+def without_exception_texts(_: object, __: str, event: EventDict) -> EventDict:
+    """Processor that leaves of rendered exceptions the types and frames: texts may quote values."""
+    if "exception" in event:
+        event["exception"] = _without_texts(event["exception"])
+    return event
+
+
+def _without_texts(rendered: Any) -> Any:
+    if isinstance(rendered, dict):
+        parts = cast(dict[str, Any], rendered)
+        return {key: _without_texts(part) for key, part in parts.items() if key not in _TEXTS}
+    if isinstance(rendered, list | tuple):
+        return [_without_texts(part) for part in cast(list[Any], rendered)]
+    return rendered
 
 
 async def log_access(message: Message, scope: Scope) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from adapter_store.errors import RegistryUnavailable
+from engine.messages import EngineRequest
 from tests.support.fake_engine import info
 from tests.support.registry import open_registry
 from tests.support.service import ADMIN_KEY, running_service
@@ -141,6 +142,10 @@ async def test_two_requests_of_one_label_are_two_usage_rows(tmp_path):
         assert len(await service.usage(num_rows=2)) == 2
 
 
+def fail_with_its_input(request: EngineRequest) -> list[int]:
+    raise ExceptionGroup(SECRET, [ValueError(f"cannot read {SECRET!r}")]) from KeyError(SECRET)
+
+
 async def test_logs_name_the_request_and_hold_no_text_and_no_key(tmp_path, capfd):
     async with running_service(tmp_path) as service, service.client() as client:
         service.engine.script = lambda request: service.tokenizer.encode(SECRET, False)
@@ -151,6 +156,9 @@ async def test_logs_name_the_request_and_hold_no_text_and_no_key(tmp_path, capfd
         await client.post("/v1/chat/completions", json={**chat, "temperature": SECRET})
         await client.post("/v1/chat/completions", json={**chat, "model": SECRET})
         await client.post("/v1/completions?prompt=" + SECRET, json={"model": "base"})
+        service.engine.script = fail_with_its_input
+        failed = await client.post("/v1/completions", json={"model": "base", "prompt": SECRET})
+        assert (failed.status_code, SECRET in failed.text) == (500, False)
         await service.upload("legal")
         async with service.client("admin") as admin:
             created = (await admin.post("/admin/tenants/acme/keys", json={})).json()
@@ -161,6 +169,8 @@ async def test_logs_name_the_request_and_hold_no_text_and_no_key(tmp_path, capfd
     assert {line["path"] for line in requests} >= {"/v1/chat/completions", "/v1/adapters"}
     assert len([line for line in requests if line["path"] == "/v1/chat/completions"]) == 4
     assert all(line["request_id"] and line["status"] for line in requests)
+    [unexpected] = [line for line in lines if line["event"] == "unexpected_error"]
+    assert "ExceptionGroup" in json.dumps(unexpected["exception"])
     for text in (SECRET, *keys):
         assert text not in output.out
         assert text not in output.err
