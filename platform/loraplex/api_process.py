@@ -26,6 +26,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.zmq_client import ZmqEngineClient
 from loraplex.adapter_cache import fetch_from
 from loraplex.app import create_app
+from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
 from loraplex.settings import Settings
@@ -84,8 +85,9 @@ async def _serve(settings: Settings, listener: socket.socket, drain_seconds: flo
     def start_drain() -> None:
         loop.call_soon_threadsafe(lambda: drains.append(loop.create_task(cut_streams())))
 
+    app = create_app(settings, lambda: open_backends(settings, base, blobs, engine))
     config = uvicorn.Config(
-        create_app(settings, lambda: open_backends(settings, base, blobs, engine)),
+        answering_when_cut(app),
         http=bounded_http(settings.connections), ws="none", lifespan="on",
         access_log=False, log_config=None, server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(drain_seconds + _LAST_FRAME_SECONDS),

@@ -1,0 +1,54 @@
+"""What a request is told that is still running when the drain limit is over."""
+
+import asyncio
+
+import msgspec
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from loraplex.errors import ApiError, is_openai_path, openai_body, problem_body
+
+
+def answering_when_cut(app: ASGIApp) -> ASGIApp:
+    """Return the app with a 503 for requests that the server cancels, as uvicorn does at the end
+    of a graceful stop; a reply that has begun just ends."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if not has_begun:
+                await _send_shutting_down(scope["path"], send)
+
+    return run
+
+
+async def _send_shutting_down(path: str, send: Send) -> None:
+    error = ApiError(503, "shutting_down", "the service is shutting down; send it again")
+    if is_openai_path(path):
+        body, media_type = openai_body(error), b"application/json"
+    else:
+        body, media_type = problem_body(error), b"application/problem+json"
+    content = msgspec.json.encode(body)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": [
+                (b"content-type", media_type),
+                (b"content-length", str(len(content)).encode()),
+                (b"retry-after", b"1"),
+                (b"connection", b"close"),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": content, "more_body": False})
