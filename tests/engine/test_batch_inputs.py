@@ -56,6 +56,7 @@ def cache(**changes) -> KVCache:
 
 def test_keys_and_values_land_where_the_slot_mapping_says():
     kv = cache()
+    kv.clear_blocks(torch.arange(kv.num_blocks))
     key, value = torch.randn(3, 3, 4), torch.randn(3, 3, 4)
     kv.write(1, key, value, torch.tensor([9, 0, 3]))
     for stored, new in zip(kv.layer(1), (key, value), strict=True):
