@@ -31,12 +31,15 @@ class LoraBatch:
     """The same for the compiled kernel: number of segments, indptr, slots, permutation."""
     address: int = field(init=False, repr=False, compare=False)
     """Of `words`."""
+    max_slot: int = field(init=False, repr=False, compare=False)
+    """The largest of `segment_slot`; -1 where there is none."""
 
     def __post_init__(self) -> None:
         head = (self.num_segments, *self.segment_indptr, *self.segment_slot)
         words = np.concatenate([np.array(head, dtype=np.int64), self.permutation.numpy()])
         object.__setattr__(self, "words", words)
         object.__setattr__(self, "address", words.ctypes.data)
+        object.__setattr__(self, "max_slot", max(self.segment_slot, default=-1))
 
     @staticmethod
     def from_runs(slots: Sequence[int | None], lengths: Sequence[int]) -> "LoraBatch":

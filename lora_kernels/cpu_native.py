@@ -33,6 +33,7 @@ class NativeLoraTable(SlotTable[PackedWeights]):
         self._words = np.zeros(len(header) + num_slots * 3 * (1 + num_slices), dtype=np.int64)
         self._words[: len(header)] = header
         self._records = self._words[len(header) :].reshape(num_slots, -1)
+        self._out_features = self.out_features
         self._address: int = self._words.ctypes.data
 
     def install(self, slot: int, weights: SlotWeights | None) -> None:
@@ -51,10 +52,25 @@ class NativeLoraTable(SlotTable[PackedWeights]):
             raise ValueError(f"weights are {packed.dtype}, the table is for {self.dtype}")
         return packed
 
+    def accepts(self, y: Tensor, x: Tensor, batch: LoraBatch) -> bool:
+        """Whether all fits and lies as the kernel wants it; the fewest checks that make it safe."""
+        dtype, shape = self.dtype, x.shape
+        return (
+            x.dtype is dtype
+            and y.dtype is dtype
+            and len(shape) == 2
+            and shape[1] == self.in_features
+            and y.shape == (shape[0], self._out_features)
+            and shape[0] >= batch.num_rows
+            and batch.max_slot < len(self._slots)
+            and x.is_cpu
+            and y.is_cpu
+            and x.stride(1) == 1
+            and y.stride(1) == 1
+        )
+
     def add(self, y: Tensor, x: Tensor, batch: LoraBatch) -> None:
-        """Do what `lora_kernels.add_lora` does; operands have been checked."""
-        if x.stride(1) != 1:
-            x = x.contiguous()
+        """Do what `lora_kernels.add_lora` does, with operands that the table `accepts`."""
         failed = self._add_lora(
             self._instruction_set,
             y.data_ptr(),

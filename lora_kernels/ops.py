@@ -39,6 +39,13 @@ def add_lora(
         ValueError: shapes, dtypes, devices or a slot number that do not fit.
 
     """
+    if (
+        isinstance(table, NativeLoraTable)
+        and isinstance(batch, LoraBatch)
+        and table.accepts(y, x, batch)
+    ):
+        table.add(y, x, batch)
+        return
     if isinstance(table, DeviceLoraTable) and isinstance(batch, DeviceLoraBatch):
         add_lora_device(y, x, table, batch)
         return
@@ -48,7 +55,7 @@ def add_lora(
         return
     _validate(y, x, table, batch)
     if isinstance(table, NativeLoraTable):
-        table.add(y, x, batch)
+        table.add(y, x.contiguous(), batch)
     else:
         add_lora_cpu(y, x, table, batch)
 
@@ -69,5 +76,5 @@ def _validate(y: Tensor, x: Tensor, table: LoraTable | NativeLoraTable, batch: L
             raise ValueError(f"x is {x.dtype}, the table is for {table.dtype}")
         if y.stride(1) != 1:
             raise ValueError(f"y's columns must be adjacent; it has stride {y.stride()}")
-    if max(batch.segment_slot) >= table.num_slots:
-        raise ValueError(f"slot {max(batch.segment_slot)} of {table.num_slots}")
+    if batch.max_slot >= table.num_slots:
+        raise ValueError(f"slot {batch.max_slot} of {table.num_slots}")

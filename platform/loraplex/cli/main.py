@@ -17,6 +17,7 @@ class _LazyGroup(click.Group):
         "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
         "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
         "tenants": ("loraplex.cli.tenants:tenants", "Create and list tenants."),
+        "verify": ("loraplex.cli.verify:verify", "Prove that an adapter is served exactly."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,0 +1,268 @@
+"""Proves that an adapter is served as PEFT computes it, in float32, on this machine.
+
+Each module is compared alone and inside a mixed batch, and so are whole greedy replies. The mixed
+batch also holds rows of the base model and of a second adapter, the first one's mirror image.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapter_store.base_model import read_base_model
+from adapter_store.peft_format import inspect_adapter
+from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE, AdapterWeights
+from engine.build_runner import BuiltRunner, build_runner
+from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
+from engine.models.projections import ProjectionKey, iter_projections, module_path
+from lora_kernels import LoraBatch, LoraSlice, add_lora
+from lora_kernels.cpu_kernels import CpuTable, CpuWeights
+
+MODULE_TOLERANCE = 1e-5
+"""Largest difference of a module's output, relative to the largest output."""
+LOGIT_TOLERANCE = 1e-3
+"""Largest difference of a logit, relative to the largest; it grows with the depth of a model."""
+UNDECIDED_GAP = 1e-4
+"""Where PEFT's own two best logits are closer than this, either token is right."""
+MAX_RANK = 512
+NUM_ROWS = 5
+ADAPTER_SLOT, MIRROR_SLOT = 0, 1
+
+
+class VerificationError(Exception):
+    """The comparison cannot be made; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One comparison's largest differences from PEFT, relative to the largest value there."""
+
+    name: str
+    rank: int | None
+    """None for a whole reply."""
+    solo: float
+    mixed: float
+    tolerance: float
+    tokens_agree: bool = True
+    """Greedy ids are equal, alone and mixed, but for ties that PEFT itself cannot decide."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is served exactly."""
+        return max(self.solo, self.mixed) <= self.tolerance and self.tokens_agree
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found."""
+
+    digest: str
+    kernels: str
+    modules: list[Difference]
+    replies: list[Difference]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the adapter is served exactly."""
+        return all(part.holds for part in (*self.modules, *self.replies))
+
+
+def verify_adapter(
+    folder: Path,
+    model_dir: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int = 16,
+    lora_kernels: str = "auto",
+) -> Verification:
+    """Compare an adapter's folder, served over a base model's, with PEFT.
+
+    Raises VerificationError without PEFT; ConfigError, AdapterStoreError or OSError for a base or
+    an adapter that cannot be served at all.
+    """
+    config, weights_file = (folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE
+    # First what needs no PEFT: it says more clearly what is wrong with a file.
+    inspected = inspect_adapter(config, weights_file, read_base_model(model_dir), max_rank=MAX_RANK)
+    rank = max(binding.rank for binding in inspected.bindings)
+    reference = _PeftModel(folder, model_dir)
+    sampler = RecordingSampler()
+    built = build_runner(
+        model_dir,
+        dtype="float32",
+        num_kv_blocks=blocks_for(3, max(map(len, prompts)) + max_tokens),
+        max_loras=2,
+        max_lora_rank=rank,
+        self_test=False,
+        make_sampler=lambda vocab_size, eos_token_ids: sampler,
+        lora_kernels=lora_kernels,
+    )
+    weights = built.load_adapter(inspected.digest, folder)
+    mirror = _mirrored(weights, built)
+    built.runner.install_adapter(ADAPTER_SLOT, weights)
+    built.runner.install_adapter(MIRROR_SLOT, mirror)
+    with torch.inference_mode():
+        return Verification(
+            digest=weights.digest,
+            kernels=built.kernels.name,
+            modules=_compare_modules(reference, built, weights, mirror),
+            replies=[
+                _compare_reply(f"prompt {index}", reference, built, sampler, prompt, max_tokens)
+                for index, prompt in enumerate(prompts, 1)
+            ],
+        )
+
+
+class _PeftModel:
+    """transformers + PEFT in float32."""
+
+    def __init__(self, folder: Path, model_dir: Path) -> None:
+        try:
+            from peft import PeftModel
+        except ImportError:
+            raise VerificationError(
+                "PEFT is not installed, and it is what the adapter is compared with. "
+                "Run: pip install 'loraplex[train]'"
+            ) from None
+        from transformers import AutoModelForCausalLM
+
+        base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        with warnings.catch_warnings():
+            # peft 0.21 reads an attribute that transformers 5.24 has renamed.
+            warnings.simplefilter("ignore", FutureWarning)
+            model = PeftModel.from_pretrained(base, folder, autocast_adapter_dtype=False)
+        self._model: Any = model.to(torch.float32).eval()
+        inner: Any = self._model.get_base_model()
+        modules: Mapping[str, Any] = dict(inner.named_modules())
+        self.modules = {name: m for name, m in modules.items() if hasattr(m, "lora_A")}
+        """PEFT's layers by the base's module path."""
+        self.ranks: dict[str, int] = {n: max(m.r.values()) for n, m in self.modules.items()}
+
+    def greedy(self, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
+        """Recompute the whole sequence for each token: the plainest truth there is."""
+        token_ids: list[int] = []
+        rows: list[Tensor] = []
+        for _ in range(max_tokens):
+            inputs = torch.tensor([[*prompt, *token_ids]])
+            rows.append(self._model(input_ids=inputs, use_cache=False).logits[0, -1])
+            token_ids.append(int(rows[-1].argmax()))
+        return GreedyRun(token_ids, torch.stack(rows))
+
+
+def _mirrored(weights: AdapterWeights, built: BuiltRunner) -> AdapterWeights:
+    """The adapter with every scaling negated: a neighbour that would show if rows got mixed up."""
+    mirrored: dict[ProjectionKey, CpuWeights] = {}
+    for key, fused in weights.projections.items():
+        parts = [fused.slice(index) for index in range(len(fused.slice_sizes))]
+        mirrored[key] = built.kernels.fuse(
+            [part and LoraSlice(part.a, part.b, -part.scaling) for part in parts], torch.float32
+        )
+    return replace(weights, projections=mirrored)
+
+
+def _compare_modules(
+    reference: _PeftModel, built: BuiltRunner, weights: AdapterWeights, mirror: AdapterWeights
+) -> list[Difference]:
+    generator = torch.Generator().manual_seed(0)
+    differences: list[Difference] = []
+    left = dict(reference.modules)
+    for key, spec in iter_projections(built.base.num_layers):
+        if key not in weights.projections:
+            continue
+        table = _table_of(weights.projections[key], mirror.projections[key], built)
+        x = torch.randn(NUM_ROWS, table.in_features, generator=generator)
+        # Rows of the adapter at every other place, between the base's and the mirror's.
+        crowd = torch.randn(3 * NUM_ROWS, table.in_features, generator=generator)
+        crowd[::3] = x
+        slots = [ADAPTER_SLOT, None, MIRROR_SLOT] * NUM_ROWS
+        updates = [
+            _updates(table, x, LoraBatch.from_runs([ADAPTER_SLOT], [NUM_ROWS])),
+            _updates(table, crowd, LoraBatch.from_runs(slots, [1] * len(slots)))[::3],
+        ]
+        for index, member in enumerate(spec.members):
+            name = module_path(key.layer, member)
+            module = left.pop(name, None)
+            if module is None:
+                continue
+            expected = module(x) - module.base_layer(x)
+            columns = slice(*table.slice_indptr[index : index + 2])
+            scale = module(x).abs().max().item() or 1.0
+            solo, mixed = (
+                (update[:, columns] - expected).abs().max().item() / scale for update in updates
+            )
+            differences.append(
+                Difference(name, reference.ranks[name], solo, mixed, MODULE_TOLERANCE)
+            )
+    # What PEFT adapts and the engine does not is as wrong as can be.
+    differences += [
+        Difference(name, reference.ranks[name], math.inf, math.inf, MODULE_TOLERANCE)
+        for name in left
+    ]
+    return differences
+
+
+def _table_of(weights: CpuWeights, mirror: CpuWeights, built: BuiltRunner) -> CpuTable:
+    sizes = _sizes(weights)
+    table = built.kernels.make_table(weights.in_features, sizes, 2, torch.float32)
+    table.install(ADAPTER_SLOT, weights)
+    table.install(MIRROR_SLOT, mirror)
+    return table
+
+
+def _sizes(weights: CpuWeights) -> tuple[int, ...]:
+    """Slices without weights need no columns here."""
+    return tuple(size or 0 for size in weights.slice_sizes)
+
+
+def _updates(table: CpuTable, x: Tensor, batch: LoraBatch) -> Tensor:
+    y = torch.zeros(x.shape[0], table.out_features)
+    add_lora(y, x, table, batch)
+    return y
+
+
+def _compare_reply(
+    name: str,
+    reference: _PeftModel,
+    built: BuiltRunner,
+    sampler: RecordingSampler,
+    prompt: Sequence[int],
+    max_tokens: int,
+) -> Difference:
+    expected = reference.greedy(prompt, max_tokens)
+    [solo] = greedy_runs(built.runner, sampler, [(prompt, ADAPTER_SLOT)], max_tokens)
+    crowd = [(prompt, MIRROR_SLOT), (prompt, ADAPTER_SLOT), (prompt, None)]
+    mixed = greedy_runs(built.runner, sampler, crowd, max_tokens)[1]
+    scale = expected.logits.abs().max().item() or 1.0
+    return Difference(
+        name,
+        None,
+        solo=_logit_difference(solo, expected) / scale,
+        mixed=_logit_difference(mixed, expected) / scale,
+        tolerance=LOGIT_TOLERANCE,
+        tokens_agree=_agree(solo, expected) and _agree(mixed, expected),
+    )
+
+
+def _logit_difference(run: GreedyRun, expected: GreedyRun) -> float:
+    """Up to the first token that differs: past it the two answer different texts."""
+    length = next(
+        (
+            i
+            for i, (a, b) in enumerate(zip(run.token_ids, expected.token_ids, strict=True))
+            if a != b
+        ),
+        len(run.token_ids) - 1,
+    )
+    return (run.logits[: length + 1] - expected.logits[: length + 1]).abs().max().item()
+
+
+def _agree(run: GreedyRun, expected: GreedyRun) -> bool:
+    for position, (got, wanted) in enumerate(zip(run.token_ids, expected.token_ids, strict=True)):
+        if got != wanted:
+            best, second = expected.logits[position].topk(2).values.tolist()
+            return best - second < UNDECIDED_GAP
+    return True

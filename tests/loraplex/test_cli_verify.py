@@ -1,0 +1,131 @@
+"""`loraplex verify`: tells a served adapter from one that is not, and says what is missing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from engine.models.projections import ProjectionSpec
+from lora_kernels import LoraSlice
+from loraplex import verification
+from loraplex.cli import main
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+
+TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("verify")
+    base = make_tiny_model(folder / "base", "smollm")
+    adapter = make_tiny_adapter(folder / "adapter", base, r=5, target_modules=TARGETS)
+    return base, adapter
+
+
+def verify(*arguments: object) -> Result:
+    torch.set_num_threads(1)
+    return CliRunner().invoke(main, ["verify", "--max-tokens", "4", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernels):
+    base, adapter = folders
+    result = verify(adapter, "--base", base, "--kernels", kernels)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    modules = [line for line in lines if line.startswith("model.layers.")]
+    assert len(modules) == 3 * len(TARGETS) and all(line.endswith("ok") for line in modules)
+    assert [line.split()[:2] for line in lines if line.startswith("prompt")] == [
+        ["prompt", "1"], ["prompt", "2"], ["prompt", "3"],
+    ]  # fmt: skip
+    assert "is served exactly" in result.output
+
+
+def test_the_base_is_taken_from_the_adapters_config(folders):
+    base, adapter = folders
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+    assert verify(adapter).exit_code == 0
+
+
+def test_an_adapter_that_is_served_wrongly_fails_and_is_named(folders, monkeypatch):
+    base, adapter = folders
+    load = verification.BuiltRunner.load_adapter
+
+    def slightly_wrong(self, digest, folder):
+        weights = load(self, digest, folder)
+        key, fused = next(item for item in weights.projections.items() if item[0].name == "down")
+        part = fused.slice(0)
+        weights.projections[key] = self.kernels.fuse(
+            [LoraSlice(part.a, part.b, part.scaling * 1.01)], torch.float32
+        )
+        return weights
+
+    monkeypatch.setattr(verification.BuiltRunner, "load_adapter", slightly_wrong)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 1
+    [wrong] = [line for line in result.output.splitlines() if line.endswith("TOO LARGE")][:1]
+    assert wrong.startswith("model.layers.0.mlp.down_proj")
+    assert "NOT served exactly" in result.output
+
+
+def test_rows_that_are_right_only_alone_fail(folders, monkeypatch):
+    base, adapter = folders
+    exact = verification.add_lora
+
+    def mixes_up(y, x, table, batch):
+        exact(y, x, table, batch)
+        if batch.num_segments > 1:
+            y[0] = y[1]
+
+    monkeypatch.setattr(verification, "add_lora", mixes_up)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 1 and "TOO LARGE" in result.output
+
+
+def test_a_module_that_peft_does_not_have_is_not_passed_over(folders, monkeypatch):
+    base, adapter = folders
+    renamed = ProjectionSpec("down", ("mlp.other_proj",))
+    real = verification.iter_projections
+
+    def rename(num_layers):
+        for key, spec in real(num_layers):
+            yield key, renamed if spec.name == "down" else spec
+
+    monkeypatch.setattr(verification, "iter_projections", rename)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 1
+    assert "model.layers.0.mlp.down_proj" in result.output
+
+
+def test_without_peft_the_fix_is_named(folders, monkeypatch):
+    base, adapter = folders
+    monkeypatch.setitem(sys.modules, "peft", None)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 1
+    assert "pip install 'loraplex[train]'" in result.output
+
+
+def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
+    _, adapter = folders
+    other = make_tiny_model(tmp_path / "other", "llama")
+    result = verify(adapter, "--base", other)
+    assert result.exit_code == 1 and "Error" in result.output
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"base_model_name_or_path": ""}'])
+def test_a_config_that_names_no_base_asks_for_it(tmp_path, content):
+    (tmp_path / "adapter_config.json").write_text(content)
+    result = verify(tmp_path)
+    assert result.exit_code == 1
+    assert "give --base" in result.output
+
+
+def test_a_base_that_is_not_there_is_an_error(folders):
+    _, adapter = folders
+    result = verify(adapter, "--base", "/nowhere/at/all")
+    assert result.exit_code == 1
+    assert "--base /nowhere/at/all" in result.output
