@@ -86,7 +86,7 @@ def test_the_self_test_sees_a_row_that_depends_on_its_batch(model_dir, monkeypat
 
     monkeypatch.setattr(decoder_module, "rms_norm", depends)
     monkeypatch.setattr(module.structlog, "get_logger", lambda name: Log())
-    built = build_runner(model_dir, num_kv_blocks=4)
+    built = build_runner(model_dir, num_kv_blocks=4, lora_kernels="torch")
     assert built.invariance is not None and not built.invariance.holds
     assert built.invariance.max_logit_difference > 0
     assert len(warnings) == 1 and "share" in warnings[0]

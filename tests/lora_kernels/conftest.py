@@ -3,6 +3,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.support.lora_cases import has_native_kernel
+
+# Without a C++ compiler there is no compiled kernel, and adapters run through PyTorch.
+collect_ignore = [] if has_native_kernel() else ["test_cpu_native.py"]
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

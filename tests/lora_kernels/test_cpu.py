@@ -7,9 +7,17 @@ from lora_kernels import CpuKernels, LoraBatch, add_lora, choose_cpu_kernels
 from lora_kernels.cpu_kernels import CpuTable
 from lora_kernels.native_library import load_native_library
 from lora_kernels.reference import add_lora_reference
-from tests.support.lora_cases import POPULARITY, TOLERANCE, make_cpu_table, make_rows
+from tests.support.lora_cases import (
+    POPULARITY,
+    TOLERANCE,
+    has_native_kernel,
+    make_cpu_table,
+    make_rows,
+)
 
-PATHS = ["torch", *(f"native/{name}" for name in load_native_library().instruction_sets)]
+PATHS = ["torch"]
+if has_native_kernel():
+    PATHS += [f"native/{name}" for name in load_native_library().instruction_sets]
 DTYPES = [torch.float32, torch.bfloat16]
 RANKS = [1, 2, 3, 8, 12, 16, 24, 40, 64]
 

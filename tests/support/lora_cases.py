@@ -1,5 +1,6 @@
 """Random LoRA weights, tables and batches; every kernel family is tested on the same ones."""
 
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import torch
 
 from lora_kernels import CpuKernels, LoraBatch, LoraSlice, LoraTable, LoraWeights
 from lora_kernels.cpu_kernels import CpuTable
+from lora_kernels.errors import KernelUnavailable
+from lora_kernels.native_library import load_native_library
 from lora_kernels.table import SlotTable
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}
@@ -93,3 +96,15 @@ def make_rows(
     y = torch.randn(rows, table.out_features, generator=generator).to(dtype)
     x = torch.randn(rows, table.in_features, generator=generator).to(dtype)
     return y, x
+
+
+def has_native_kernel() -> bool:
+    """Whether the compiled kernel is there. Without one, there must be no compiler either: an
+    install that should have built it and did not is a fault, not a reason to test less."""
+    try:
+        load_native_library()
+    except KernelUnavailable:
+        if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            raise
+        return False
+    return True
