@@ -1,5 +1,7 @@
 """Adapters: a tenant's names. `versions.py` has their versions, `aliases.py` their aliases."""
 
+from collections.abc import Iterable
+
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -123,3 +125,9 @@ async def _infos(
             )
         )
     return infos
+
+
+async def names_in_use(session: AsyncSession, names: Iterable[str]) -> list[str]:
+    """Those of `names` that a live adapter of any tenant has, sorted."""
+    found = select(Adapter.name).where(Adapter.name.in_(tuple(names)), Adapter.deleted_at.is_(None))
+    return sorted(set(await session.scalars(found)))

@@ -241,6 +241,10 @@ class Registry:
         """Whether a version of any tenant names the digest."""
         return await self._database.read(lambda s: versions.is_live(s, digest))
 
+    async def names_in_use(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that a tenant's adapter has, sorted: no base model may have them."""
+        return await self._database.read(lambda s: adapters.names_in_use(s, names))
+
     # Usage and audit
 
     async def record_usage(self, *records: UsageRecord) -> None:

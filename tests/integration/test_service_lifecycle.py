@@ -14,8 +14,9 @@ import httpx
 import psutil
 import pytest
 
+from loraplex.cli.api_client import ApiClient
 from loraplex.demo.service import DemoService, demo_service, free_port
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ENGINE = ["--dtype", "float32", "--max-num-seqs", "4", "--threads", "1", "--num-kv-blocks", "256"]
 
@@ -188,3 +189,19 @@ def test_a_model_that_does_not_exist_is_refused_by_name(tmp_path: Path):
     refused = serve(tmp_path / "nowhere", tmp_path / "data")
     assert refused.returncode == 1
     assert f"{tmp_path / 'nowhere'}: there is no such folder" in refused.stderr
+
+
+def test_the_base_model_cannot_take_an_adapters_name(model_dir: Path, tmp_path: Path):
+    adapter = make_tiny_adapter(tmp_path / "adapter", model_dir)
+    arguments = [*ENGINE, "--data-dir", str(tmp_path / "data")]
+    with demo_service(model_dir, "base", arguments) as service:
+        with ApiClient(service.url, service.admin_key) as api:
+            api.call("POST", "/admin/tenants", json={"name": "acme"})
+        with ApiClient(f"{service.url}/t/acme", service.admin_key) as api:
+            api.push_adapter("intents", adapter)
+    refused = serve(model_dir, tmp_path / "data", "--served-model-name", "intents")
+    assert refused.returncode == 1
+    assert "an adapter of a tenant has that name" in refused.stderr
+    refused = serve(model_dir, tmp_path / "data", "--served-model-name", "intents@1")
+    assert refused.returncode == 1
+    assert "without spaces, @ and :" in refused.stderr

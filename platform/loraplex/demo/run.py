@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,10 @@ def _ask(
     answers: Sequence[Sequence[Answer]], max_tokens: int,
 ) -> None:  # fmt: skip
     total = sum(len(row) for row in answers)
-    console.print(f"\n[bold]{total} questions at once[/bold], one batch, {len(columns)} models:\n")
+    console.print(
+        f"\n[bold]{len(answers)} questions to {len(columns)} models[/bold], "
+        f"all {total} at once in one engine; ✓ says that an answer has the trained form:\n"
+    )
     headings = [
         "base model" if column.adapter is None else f"{column.asker.tenant}/{column.adapter.name}"
         for column in columns
@@ -172,7 +176,7 @@ def _print_next_steps(
     ]
     for column in columns[1:]:
         messages = [{"role": "user", "content": question}]
-        body = json.dumps({"model": column.asker.model, "messages": messages})
+        body = json.dumps({"model": column.asker.model, "messages": messages, "temperature": 0})
         lines += [
             f"curl {service.url}/v1/chat/completions -H 'Content-Type: application/json' \\",
             f"  -H 'Authorization: Bearer {column.asker.key}' -d {shlex.quote(body)}",
@@ -182,9 +186,9 @@ def _print_next_steps(
         "List a tenant's models:",
         f"curl {service.url}/v1/models -H 'Authorization: Bearer {columns[1].asker.key}'",
         "",
-        "Or with the command line (the admin's key; try `loraplex --help`):",
+        "Or with the command line (the admin's key; try --help):",
         f"export LORAPLEX_URL={service.url} LORAPLEX_API_KEY={service.admin_key}",
-        "loraplex tenants list",
+        f"{shlex.quote(sys.argv[0])} tenants list",
     ]
     for line in lines:  # one by one and unwrapped, so that they can be copied
         console.print(line, markup=False, highlight=False, soft_wrap=True)

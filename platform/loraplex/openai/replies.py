@@ -42,6 +42,7 @@ class Timing(msgspec.Struct, frozen=True):
         return {
             "x-loraplex-adapter": self.adapter,
             "x-loraplex-queue-ms": f"{self.queue_ms:.3f}",
+            "x-loraplex-queue": "; ".join(f"{cause}={ms:.3f}" for cause, ms in self.queue.items()),
             "x-loraplex-load-ms": f"{self.load_ms:.3f}",
             "x-loraplex-prefill-ms": f"{self.prefill_ms:.3f}",
             "x-loraplex-decode-ms": f"{self.decode_ms:.3f}",

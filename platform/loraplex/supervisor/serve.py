@@ -16,6 +16,7 @@ from rich.console import Console
 
 from adapter_store.base_model import read_base_model
 from adapter_store.errors import BaseModelError, RegistryUnavailable
+from adapter_store.registry.records import CreatedKey
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.engine_args import EngineArgs, parse_engine_args
@@ -68,8 +69,7 @@ async def serve(options: ServeOptions) -> None:
             engine = _engine_args(options, model_dir, data, run_dir)
             settings = _settings(options, model_dir, data, engine.socket_path)
             await _upgrade(settings.storage.database_url)
-            if settings.auth.admin_key is None:
-                await _make_admin_key(data, settings.storage.database_url)
+            await _prepare_registry(data, settings, (model_dir.name, *options.served_model_names))
             with _listen(options.host, options.port) as listener:
                 url = _url(options.host, listener.getsockname()[1])
                 service = Service(
@@ -155,8 +155,10 @@ def _settings(
     options: ServeOptions, model_dir: Path, data: DataDir, engine_socket: str
 ) -> Settings:
     for name in options.served_model_names:
-        if not name or len(name) > 128 or any(character.isspace() for character in name):
-            raise ServeError(f"--served-model-name {name!r}: 1 to 128 characters without spaces")
+        if not name or len(name) > 128 or any(c.isspace() or c in "@:" for c in name):
+            raise ServeError(
+                f"--served-model-name {name!r}: 1 to 128 characters without spaces, @ and :"
+            )
     settings = Settings.from_env(
         os.environ,
         served_model_names=options.served_model_names,
@@ -185,15 +187,23 @@ async def _upgrade(database_url: str) -> None:
         ) from None
 
 
-async def _make_admin_key(data: DataDir, database_url: str) -> None:
-    database = Database(database_url)
-    registry = Registry(database)
+async def _prepare_registry(data: DataDir, settings: Settings, base_names: tuple[str, ...]) -> None:
+    """See that no adapter hides behind the base model's names, and that there is an admin key."""
+    registry = Registry(Database(settings.storage.database_url))
     try:
-        created = await registry.ensure_admin_key()
+        if taken := await registry.names_in_use(base_names):
+            raise ServeError(
+                f"the base model cannot be called {taken[0]!r}: an adapter of a tenant has that "
+                "name; choose another --served-model-name, or rename the model's folder"
+            )
+        created = None if settings.auth.admin_key else await registry.ensure_admin_key()
     finally:
         await registry.close()
-    if created is None:
-        return
+    if created is not None:
+        _tell_admin_key(data, created)
+
+
+def _tell_admin_key(data: DataDir, created: CreatedKey) -> None:
     if sys.stdout.isatty():
         Console().print(
             f"Admin key (shown this once): [bold]{created.plain}[/bold]", highlight=False
