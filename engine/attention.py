@@ -11,6 +11,7 @@ from engine.kv_cache import KVCache
 class AttentionBackend(Protocol):
     """Causal attention, with or without a sliding window, over a `KVCache`.
 
+    How scores are scaled, and whether they are capped, is a backend's own, set when it is made.
     A row's result must be bit-equal whatever shares its batch and however its prefill was cut.
     """
 

@@ -42,12 +42,32 @@ class CpuAttention:
     """The CPU's `AttentionBackend`."""
 
     def __init__(
-        self, *, num_heads: int, num_kv_heads: int, head_dim: int, windows: Iterable[int | None]
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        windows: Iterable[int | None],
+        scale: float | None = None,
+        softcap: float | None = None,
     ) -> None:
+        """Attention of one model's shape.
+
+        Args:
+            num_heads: query heads; a multiple of `num_kv_heads`.
+            num_kv_heads: key and value heads.
+            head_dim: channels of a head.
+            windows: of all layers; see `AttentionBackend.attend`.
+            scale: factor of the scores; None: ``head_dim ** -0.5``.
+            softcap: scaled scores become ``softcap * tanh(score / softcap)``, as Gemma 2's; None:
+                they stay.
+
+        """
         self._num_kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5
+        self._scale = head_dim**-0.5 if scale is None else scale
+        self._softcap = softcap
         self._windows = frozenset(windows)
 
     def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> Mapping[int | None, CpuAttentionPlan]:
@@ -100,7 +120,7 @@ class CpuAttention:
         queries = rows.index_select(1, t.item_row).view(heads * num_items, padded, dim)
 
         scores = torch.bmm(queries, _gather(keys, t.blocks).transpose(1, 2))[:, :group]
-        scores = scores.to(torch.float32).mul_(self._scale).view(heads, num_items, group, KV_TILE)
+        scores = self._scaled(scores).view(heads, num_items, group, KV_TILE)
         maxima, totals = _softmax_(scores.add_(t.bias))
         weights = query.new_zeros(heads * num_items, padded, KV_TILE)
         weights[:, :group] = scores.view(heads * num_items, group, KV_TILE)
@@ -143,8 +163,7 @@ class CpuAttention:
         result = torch.zeros(heads, padded, dim)
         for index, step in enumerate(t.steps):
             seeing = slice(step.begin, step.end)
-            scores = torch.bmm(queries[:, seeing], keys[:, index].transpose(1, 2))
-            scores = scores.to(torch.float32).mul_(self._scale)
+            scores = self._scaled(torch.bmm(queries[:, seeing], keys[:, index].transpose(1, 2)))
             if step.bias is not None:
                 scores.add_(step.bias)
             maxima, sums = _softmax_(scores)
@@ -157,6 +176,12 @@ class CpuAttention:
             before.copy_(after)
         merged = result.div_(total)[:, :num_rows].view(heads, t.length, group, dim)
         return merged.transpose(0, 1).reshape(t.length, -1).to(query.dtype)
+
+    def _scaled(self, products: Tensor) -> Tensor:
+        scores = products.to(torch.float32)
+        if self._softcap is None:
+            return scores.mul_(self._scale)
+        return scores.mul_(self._scale / self._softcap).tanh_().mul_(self._softcap)
 
 
 def _softmax_(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,9 @@ SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64), (20, 1, 32)]
 class Sequences:
     """Random queries, keys and values of a few sequences, and a cache to run them in."""
 
-    def __init__(self, shape, dtype, lengths, *, block_size=16, seed=0):
+    def __init__(self, shape, dtype, lengths, *, block_size=16, seed=0, scale=None, softcap=None):
         self.heads, self.kv_heads, self.dim = shape
+        self.scale, self.softcap = scale, softcap
         generator = torch.Generator().manual_seed(seed)
 
         def random(*size: int) -> torch.Tensor:
@@ -48,6 +49,8 @@ class Sequences:
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
             windows=[window, None],
+            scale=self.scale,
+            softcap=self.softcap,
         )
         size = self.cache.block_size
         rows = [
@@ -79,7 +82,10 @@ class Sequences:
         group = self.heads // self.kv_heads
         key = self.key[s].double().repeat_interleave(group, dim=1)
         value = self.value[s].double().repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", self.query[s].double(), key) * self.dim**-0.5
+        scale = self.dim**-0.5 if self.scale is None else self.scale
+        scores = torch.einsum("qhd,khd->hqk", self.query[s].double(), key) * scale
+        if self.softcap is not None:
+            scores = (scores / self.softcap).tanh() * self.softcap
         position = torch.arange(len(key))
         hidden = position[None, :] > position[:, None]
         if window is not None:
@@ -101,6 +107,32 @@ def test_attention_equals_a_dense_softmax(dtype, shape, window):
     for s, got in enumerate(whole):
         difference = (got.double() - sequences.dense(s, window)).abs().max()
         assert difference < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 65])
+@pytest.mark.parametrize(("scale", "softcap"), [(0.1, None), (None, 1.5), (0.4, 2.0)])
+def test_scale_and_soft_cap_follow_their_definitions(dtype, window, scale, softcap):
+    options = {"scale": scale, "softcap": softcap}
+    sequences = Sequences((6, 2, 16), dtype, [150, 70], **options)
+    whole = sequences.run([(0, 0, 150), (1, 0, 69)], window)
+    last = sequences.run([(1, 69, 70)], window)[0]
+    for s, got in enumerate([whole[0], torch.cat((whole[1], last))]):
+        difference = (got.double() - sequences.dense(s, window)).abs().max()
+        assert difference < TOLERANCE[dtype]
+    plain = Sequences((6, 2, 16), dtype, [150, 70])
+    assert (plain.dense(0, window) - sequences.dense(0, window)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_soft_capped_scores_are_bit_equal_however_a_sequence_is_cut(dtype, shape):
+    options = {"scale": 0.4, "softcap": 3.0}
+    (whole,) = Sequences(shape, dtype, [140], **options).run([(0, 0, 140)], 70)
+    for chunk in (1, 7, 33, 64):
+        sequences = Sequences(shape, dtype, [140], **options)
+        pieces = [sequences.run([(0, *part)], 70)[0] for part in cut(140, chunk)]
+        assert torch.equal(torch.cat(pieces), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
