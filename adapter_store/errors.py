@@ -14,6 +14,7 @@ AdapterStoreError
 │   ├── NameReserved         the name is kept for the base model
 │   ├── InvalidField         another field with a value that can never work (`.field`)
 │   ├── VersionInUse         an alias points to the version
+│   ├── ResidencyLimit       no more adapters can be pinned, or kept in host memory
 │   ├── AliasConflict        the alias does not point to the version that the caller expected
 │   └── RegistryUnavailable  the database does not answer; the call may be made again
 └── BlobError                the adapter's files (`.digest`)
@@ -116,6 +117,14 @@ class VersionInUse(RegistryError):
     """The version cannot be deleted: an alias points to it."""
 
     code = "version_in_use"
+
+
+class ResidencyLimit(RegistryError):
+    """No more adapters can be kept where this one is to be; `code` says which limit it is."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class AliasConflict(RegistryError):

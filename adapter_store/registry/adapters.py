@@ -1,6 +1,7 @@
 """Adapters: a tenant's names. `versions.py` has their versions, `aliases.py` their aliases."""
 
 from collections.abc import Iterable
+from typing import cast
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -9,7 +10,7 @@ from adapter_store.errors import AdapterNotFound, VersionNotFound
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
-from adapter_store.registry.records import AdapterInfo
+from adapter_store.registry.records import AdapterInfo, Residency
 
 
 async def find(session: AsyncSession, tenant: str, name: str, *, lock: bool = False) -> Adapter:
@@ -77,6 +78,7 @@ async def remove(session: AsyncSession, change: Change, tenant: str, name: str) 
     await session.execute(delete(Alias).where(Alias.adapter_id == adapter.id))
     await session.execute(delete(AdapterVersion).where(mine))
     adapter.deleted_at = change.now
+    adapter.residency = "auto"
     change.record(session, "adapter.delete", tenant, name, last_version=adapter.last_version)
     return digests
 
@@ -122,6 +124,7 @@ async def _infos(
                 aliases=aliases[row.id],
                 created_at=row.created_at,
                 updated_at=updated_at,
+                residency=cast(Residency, row.residency),
             )
         )
     return infos

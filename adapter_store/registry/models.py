@@ -112,6 +112,7 @@ class Adapter(Base):
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(String(64))
     last_version: Mapped[int]
+    residency: Mapped[str] = mapped_column(String(8), server_default="auto")
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
 

@@ -9,6 +9,9 @@ Scope = Literal["admin", "tenant", "inference", "metrics"]
 """`admin`: everything, platform keys only. `tenant`: a tenant's adapters, aliases and usage.
 `inference`: calls to its models. `metrics`: the metrics page."""
 
+Residency = Literal["pinned", "warm", "auto"]
+"""`pinned`: holds a slot. `warm`: stays in host memory. `auto`: comes and goes with its use."""
+
 MIN_WEIGHT = 0.001
 MAX_WEIGHT = 1000.0
 """The scheduler counts tokens divided by the weight, in a float: a weight near 0 would drive the
@@ -103,6 +106,26 @@ class AdapterInfo:
     created_at: datetime
     updated_at: datetime
     """When its newest version came."""
+    residency: Residency = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencyLimits:
+    """How many different adapters may be kept, over all tenants. Bytes are those of files."""
+
+    max_pinned: int
+    max_warm: int
+    max_bytes: int
+    """Of pinned and warm adapters together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentAdapters:
+    """Digests of the versions that `default` names, each once, the oldest names' first."""
+
+    pinned: tuple[str, ...]
+    warm: tuple[str, ...]
+    """Those that are not pinned too."""
 
 
 @dataclass(frozen=True, slots=True)

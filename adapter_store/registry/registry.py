@@ -14,7 +14,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.model_ref import ModelRef, check_adapter_name
 from adapter_store.peft_format import InspectedAdapter
-from adapter_store.registry import adapters, aliases, audit, keys, tenants, usage, versions
+from adapter_store.registry import (
+    adapters,
+    aliases,
+    audit,
+    keys,
+    residency,
+    tenants,
+    usage,
+    versions,
+)
 from adapter_store.registry.audit import Change
 from adapter_store.registry.cache import ReadThroughCache
 from adapter_store.registry.models import Tenant
@@ -26,6 +35,9 @@ from adapter_store.registry.records import (
     KeyInfo,
     Principal,
     RegisteredVersion,
+    Residency,
+    ResidencyLimits,
+    ResidentAdapters,
     ResolvedAdapter,
     TenantInfo,
     UsageRecord,
@@ -236,6 +248,32 @@ class Registry:
         return await self._change_adapters(
             lambda s: aliases.set_alias(s, change, tenant, name, alias, version, expect)
         )
+
+    async def set_residency(
+        self,
+        tenant: str,
+        name: str,
+        wanted: Residency,
+        limits: ResidencyLimits,
+        *,
+        actor: str = "system",
+    ) -> AdapterInfo:
+        """Say where an adapter is kept: by name, so it goes where the alias `default` goes.
+
+        Raises `TenantNotFound`, `AdapterNotFound`, or `ResidencyLimit` where it would not fit.
+        """
+        change = self._change(actor)
+        return await self._database.write(
+            lambda s: residency.set_residency(s, change, tenant, name, wanted, limits)
+        )
+
+    async def resident_adapters(self, base_fingerprint: str) -> ResidentAdapters:
+        """The adapters of a base model that are pinned, and those that are warm."""
+        return await self._database.read(lambda s: residency.resident(s, base_fingerprint))
+
+    async def live_digests(self, digests: Iterable[str]) -> set[str]:
+        """Those of `digests` that a version of any tenant names."""
+        return await self._database.read(lambda s: versions.live_digests(s, digests))
 
     async def is_live(self, digest: str) -> bool:
         """Whether a version of any tenant names the digest."""

@@ -4,6 +4,7 @@ A number is the counter of the adapter's row plus one. The row is locked meanwhi
 writer), and survives a delete of the adapter, so neither races nor deletes can repeat a number.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -139,6 +140,7 @@ async def remove(
     change.record(session, "version.delete", tenant, f"{name}@{number}", digest=digest)
     if await _newest(session, adapter.id) is None:
         adapter.deleted_at = change.now
+        adapter.residency = "auto"
         change.record(session, "adapter.delete", tenant, name, last_version=adapter.last_version)
     return [] if await is_live(session, digest) else [digest]
 
@@ -146,6 +148,12 @@ async def remove(
 async def is_live(session: AsyncSession, digest: str) -> bool:
     """Whether a version of any tenant names the digest."""
     return bool(await session.scalar(select(exists().where(AdapterVersion.digest == digest))))
+
+
+async def live_digests(session: AsyncSession, digests: Iterable[str]) -> set[str]:
+    """Those of `digests` that a version of any tenant names."""
+    found = select(AdapterVersion.digest).where(AdapterVersion.digest.in_(tuple(digests)))
+    return set(await session.scalars(found))
 
 
 async def _revive(session: AsyncSession, change: Change, tenant_id: int, name: str) -> Adapter:

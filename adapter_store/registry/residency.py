@@ -1,0 +1,105 @@
+"""Residency: which adapters are pinned to a slot or kept in host memory, whatever their use.
+
+Set by adapter name; it holds for the version that the alias `default` names, and so moves with it.
+What counts is files: names whose versions have one digest take one place. A move of `default` is
+never refused for it, so more than the limit may be kept then: the oldest names have the places.
+"""
+
+from typing import NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.errors import ResidencyLimit
+from adapter_store.model_ref import DEFAULT_ALIAS
+from adapter_store.registry import adapters
+from adapter_store.registry.audit import Change
+from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
+from adapter_store.registry.records import (
+    AdapterInfo,
+    Residency,
+    ResidencyLimits,
+    ResidentAdapters,
+)
+
+
+class _Kept(NamedTuple):
+    adapter_id: int
+    digest: str
+    bytes: int
+    residency: str
+
+
+async def set_residency(
+    session: AsyncSession,
+    change: Change,
+    tenant: str,
+    name: str,
+    wanted: Residency,
+    limits: ResidencyLimits,
+) -> AdapterInfo:
+    """Keep an adapter as `wanted`; `auto` always succeeds, as does what is the case already.
+
+    Raises `TenantNotFound`, `AdapterNotFound` or `ResidencyLimit`.
+    """
+    # One change after the other, or two would both take the last place. SQLite has one writer
+    # anyway; elsewhere the oldest tenant's row is the lock.
+    oldest = select(Tenant.id).order_by(Tenant.id).limit(1)
+    await session.execute(oldest.with_for_update(key_share=True))
+    adapter = await adapters.find(session, tenant, name, lock=True)
+    previous = adapter.residency
+    if wanted != previous:
+        adapter.residency = wanted
+        await session.flush()
+        if wanted != "auto":
+            _check(await _kept(session), adapter, wanted, limits)
+        change.record(session, "residency.set", tenant, name, residency=wanted, previous=previous)
+    return await adapters.get(session, tenant, name)
+
+
+async def resident(session: AsyncSession, base_fingerprint: str) -> ResidentAdapters:
+    """Pinned and warm digests of a base model's adapters."""
+    kept = await _kept(session, base_fingerprint)
+    pinned = dict.fromkeys(row.digest for row in kept if row.residency == "pinned")
+    warm = dict.fromkeys(row.digest for row in kept if row.digest not in pinned)
+    return ResidentAdapters(tuple(pinned), tuple(warm))
+
+
+def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: ResidencyLimits) -> None:
+    if all(row.adapter_id != adapter.id for row in kept):
+        raise ResidencyLimit(
+            "no_default_version",
+            f"{adapter.name!r} has no version that its alias {DEFAULT_ALIAS!r} names: publish one",
+        )
+    pinned = {row.digest for row in kept if row.residency == "pinned"}
+    warm = {row.digest for row in kept if row.residency == "warm"} - pinned
+    if wanted == "pinned" and len(pinned) > limits.max_pinned:
+        raise ResidencyLimit(
+            "pin_limit_exceeded",
+            f"at most {limits.max_pinned} adapters can be pinned (max_loras - 1); unpin another",
+        )
+    if wanted == "warm" and len(warm) > limits.max_warm:
+        raise ResidencyLimit(
+            "warm_limit_exceeded",
+            f"at most {limits.max_warm} adapters can be warm (max_cpu_loras - max_loras)",
+        )
+    num_bytes = sum({row.digest: row.bytes for row in kept}.values())
+    if num_bytes > limits.max_bytes:
+        raise ResidencyLimit(
+            "host_memory_exceeded",
+            f"pinned and warm adapters would have {num_bytes} bytes; host memory for adapters "
+            f"(cpu_lora_bytes) is {limits.max_bytes}",
+        )
+
+
+async def _kept(session: AsyncSession, base_fingerprint: str | None = None) -> list[_Kept]:
+    query = (
+        select(Adapter.id, AdapterVersion.digest, AdapterVersion.bytes, Adapter.residency)
+        .join(Alias, Alias.adapter_id == Adapter.id)
+        .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
+        .where(Alias.name == DEFAULT_ALIAS, Adapter.residency.in_(("pinned", "warm")))
+        .order_by(Adapter.id)
+    )
+    if base_fingerprint is not None:
+        query = query.where(AdapterVersion.base_fingerprint == base_fingerprint)
+    return [_Kept(*row) for row in await session.execute(query)]
