@@ -23,3 +23,6 @@ def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("LORAPLEX_") and name != "LORAPLEX_CACHE":
             monkeypatch.delenv(name)
+
+
+pytest_plugins = ["tests.support.databases"]

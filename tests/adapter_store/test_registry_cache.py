@@ -1,7 +1,6 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import event
@@ -30,9 +29,9 @@ def counted_statements(registry: Registry) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", note)
 
 
-async def test_hot_requests_cost_no_sql(tmp_path: Path):
+async def test_hot_requests_cost_no_sql(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         plain = (await registry.create_key("acme")).plain
         await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
         with counted_statements(registry) as statements:
@@ -50,8 +49,8 @@ async def test_hot_requests_cost_no_sql(tmp_path: Path):
             assert len(statements) > cold
 
 
-async def test_changes_by_this_process_are_seen_at_once(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_changes_by_this_process_are_seen_at_once(registry_url: str):
+    async with open_registry(registry_url) as registry:
         for content in ("one", "two"):
             await registry.register_version("acme", "a", upload(content), FINGERPRINT)
             resolved = await registry.resolve("acme", ModelRef("a"))
@@ -65,9 +64,12 @@ async def test_changes_by_this_process_are_seen_at_once(tmp_path: Path):
         assert (await registry.resolve("acme", ModelRef("a"))).version == 3
 
 
-async def test_changes_by_another_process_are_seen_within_a_second(tmp_path: Path):
+async def test_changes_by_another_process_are_seen_within_a_second(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as here, open_registry(tmp_path, clock) as there:
+    async with (
+        open_registry(registry_url, clock) as here,
+        open_registry(registry_url, clock) as there,
+    ):
         key = await here.create_key("acme")
         await here.register_version("acme", "a", upload("one"), FINGERPRINT)
         assert await here.authenticate(key.plain) is not None

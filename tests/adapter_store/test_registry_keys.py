@@ -10,13 +10,15 @@ from adapter_store.errors import (
     NameTaken,
     TenantNotFound,
 )
+from adapter_store.registry.models import Base
+from adapter_store.registry.registry import Registry
 from tests.support.registry import FakeClock, open_registry
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_key_speaks_for_its_tenant_with_its_scopes(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_key_speaks_for_its_tenant_with_its_scopes(registry_url: str):
+    async with open_registry(registry_url) as registry:
         created = await registry.create_key("acme", {"tenant", "inference"})
         principal = await registry.authenticate(created.plain)
         assert principal is not None and principal.tenant is not None
@@ -26,25 +28,36 @@ async def test_a_key_speaks_for_its_tenant_with_its_scopes(tmp_path: Path):
         assert (await registry.create_key("acme")).info.scopes == {"inference"}
 
 
-async def test_a_platform_key_has_no_tenant(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_platform_key_has_no_tenant(registry_url: str):
+    async with open_registry(registry_url) as registry:
         created = await registry.create_key(None, {"admin", "metrics"})
         principal = await registry.authenticate(created.plain)
         assert principal is not None and principal.tenant is None
         assert principal.scopes == {"admin", "metrics"}
 
 
-def everything_in(folder: Path) -> bytes:
+async def all_rows(registry: Registry) -> bytes:
+    async with registry.database.engine.connect() as connection:
+        return b"".join(
+            [
+                repr((await connection.execute(table.select())).all()).encode()
+                for table in Base.metadata.sorted_tables
+            ]
+        )
+
+
+def files_in(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.iterdir())
 
 
-async def test_the_plain_key_is_nowhere_in_the_database(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_the_plain_key_is_nowhere_in_the_database(registry_url: str, tmp_path: Path):
+    async with open_registry(registry_url) as registry:
         created = await registry.create_key("acme")
         assert await registry.authenticate(created.plain) is not None
         listed = repr(await registry.list_keys("acme")) + repr(await registry.list_audit())
-        stored = everything_in(tmp_path)  # with the write-ahead log
-    stored += everything_in(tmp_path)
+        stored = await all_rows(registry)
+        stored += files_in(tmp_path)  # with SQLite, the write-ahead log
+    stored += files_in(tmp_path)
     secret = created.plain.removeprefix("lpx_")
     assert len(secret) == 43
     assert created.key_id.encode() in stored  # the row is there
@@ -52,8 +65,8 @@ async def test_the_plain_key_is_nowhere_in_the_database(tmp_path: Path):
     assert secret not in listed
 
 
-async def test_keys_differ_and_near_misses_are_refused(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_keys_differ_and_near_misses_are_refused(registry_url: str):
+    async with open_registry(registry_url) as registry:
         plain = (await registry.create_key("acme")).plain
         assert plain != (await registry.create_key("acme")).plain
         other = plain[:-1] + ("A" if plain[-1] != "A" else "B")
@@ -62,9 +75,9 @@ async def test_keys_differ_and_near_misses_are_refused(tmp_path: Path):
             assert await registry.authenticate(text) is None
 
 
-async def test_a_revoked_key_stops_at_once_and_for_good(tmp_path: Path):
+async def test_a_revoked_key_stops_at_once_and_for_good(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         created = await registry.create_key("acme")
         kept = await registry.create_key("acme")
         assert await registry.authenticate(created.plain) is not None  # cached from here on
@@ -78,18 +91,18 @@ async def test_a_revoked_key_stops_at_once_and_for_good(tmp_path: Path):
         assert states == {created.key_id: False, kept.key_id: True}
 
 
-async def test_an_expired_key_stops_even_while_it_is_cached(tmp_path: Path):
+async def test_an_expired_key_stops_even_while_it_is_cached(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         created = await registry.create_key("acme", expires_at=clock.now + timedelta(seconds=0.5))
         assert await registry.authenticate(created.plain) is not None
         clock.advance(0.5)
         assert await registry.authenticate(created.plain) is None
 
 
-async def test_times_come_back_in_utc(tmp_path: Path):
+async def test_times_come_back_in_utc(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         east = clock.now.astimezone(timezone(timedelta(hours=9))) + timedelta(hours=1)
         created = await registry.create_key("acme", expires_at=east)
         [listed] = await registry.list_keys("acme")
@@ -109,26 +122,26 @@ async def test_times_come_back_in_utc(tmp_path: Path):
     ],
 )
 async def test_scopes_that_do_not_fit_the_owner_are_refused(
-    tmp_path: Path, tenant: str | None, scopes: set[str]
+    registry_url: str, tenant: str | None, scopes: set[str]
 ):
-    async with open_registry(tmp_path) as registry:
+    async with open_registry(registry_url) as registry:
         with pytest.raises(InvalidField) as caught:
             await registry.create_key(tenant, scopes)
         assert caught.value.field == "scopes"
         assert await registry.list_keys(tenant) == []
 
 
-async def test_an_expiry_in_the_past_or_without_a_zone_is_refused(tmp_path: Path):
+async def test_an_expiry_in_the_past_or_without_a_zone_is_refused(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         for expires_at in (clock.now, (clock.now + timedelta(days=1)).replace(tzinfo=None)):
             with pytest.raises(InvalidField) as caught:
                 await registry.create_key("acme", expires_at=expires_at)
             assert caught.value.field == "expires_at"
 
 
-async def test_a_tenants_keys_are_found_under_that_tenant_only(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_tenants_keys_are_found_under_that_tenant_only(registry_url: str):
+    async with open_registry(registry_url) as registry:
         created = await registry.create_key("acme")
         await registry.create_key(None, {"admin"})
         assert [k.key_id for k in await registry.list_keys("acme")] == [created.key_id]
@@ -143,18 +156,18 @@ async def test_a_tenants_keys_are_found_under_that_tenant_only(tmp_path: Path):
         assert await registry.authenticate(created.plain) is None
 
 
-async def test_the_services_own_admin_key_is_made_once(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_the_services_own_admin_key_is_made_once(registry_url: str):
+    async with open_registry(registry_url) as registry:
         created = await registry.ensure_admin_key()
         assert created is not None and created.info.scopes == {"admin"}
         assert await registry.ensure_admin_key() is None
         await registry.revoke_key(created.key_id)
-    async with open_registry(tmp_path) as registry:
+    async with open_registry(registry_url) as registry:
         assert await registry.ensure_admin_key() is None
 
 
-async def test_tenants_are_made_once_with_a_sound_weight(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_tenants_are_made_once_with_a_sound_weight(registry_url: str):
+    async with open_registry(registry_url) as registry:
         made = await registry.create_tenant("blue", 2.5)
         assert await registry.get_tenant("blue") == made
         assert [t.name for t in await registry.list_tenants()] == ["acme", "blue", "zen"]

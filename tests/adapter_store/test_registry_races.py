@@ -11,7 +11,7 @@ import pytest
 
 from adapter_store.errors import AdapterNotFound, AliasConflict, NameTaken
 from adapter_store.registry.registry import Registry
-from tests.support.registry import FINGERPRINT, create_schema, database_url, open_registry, upload
+from tests.support.registry import FINGERPRINT, open_registry, upload
 from tests.support.registry_racer import one_round
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +36,8 @@ async def check_consistency(registry: Registry, last_number: int) -> None:
     assert made.version == last_number + 1
 
 
-async def test_parallel_uploads_of_one_name_get_a_number_each(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_parallel_uploads_of_one_name_get_a_number_each(registry_url: str):
+    async with open_registry(registry_url) as registry:
         dice = random.Random(7)
         numbers = await asyncio.gather(
             *(one_round(registry, f"content {i}", dice) for i in range(50))
@@ -46,8 +46,8 @@ async def test_parallel_uploads_of_one_name_get_a_number_each(tmp_path: Path):
         await check_consistency(registry, 50)
 
 
-async def test_parallel_uploads_of_the_same_files_are_one_version(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_parallel_uploads_of_the_same_files_are_one_version(registry_url: str):
+    async with open_registry(registry_url) as registry:
         made = await asyncio.gather(
             *(
                 registry.register_version("acme", "raced", upload("same"), FINGERPRINT)
@@ -58,8 +58,8 @@ async def test_parallel_uploads_of_the_same_files_are_one_version(tmp_path: Path
         assert [m.created for m in made].count(True) == 1
 
 
-async def test_of_parallel_guarded_moves_one_wins(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_of_parallel_guarded_moves_one_wins(registry_url: str):
+    async with open_registry(registry_url) as registry:
         for content in ("1", "2", "3"):
             await registry.register_version("acme", "raced", upload(content), FINGERPRINT)
         results = await asyncio.gather(
@@ -72,8 +72,8 @@ async def test_of_parallel_guarded_moves_one_wins(tmp_path: Path):
         assert [type(r) for r in results].count(AliasConflict) == 3
 
 
-async def test_of_parallel_tenants_of_one_name_one_is_made(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_of_parallel_tenants_of_one_name_one_is_made(registry_url: str):
+    async with open_registry(registry_url) as registry:
         results = await asyncio.gather(
             *(registry.create_tenant("blue") for _ in range(10)), return_exceptions=True
         )
@@ -110,16 +110,16 @@ def race_processes(url: str, heats: int, rounds: int) -> list[list[int]]:
     return numbers
 
 
-async def test_two_processes_never_share_a_number(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
-        first, second = await asyncio.to_thread(race_processes, database_url(tmp_path), 10, 5)
+async def test_two_processes_never_share_a_number(registry_url: str):
+    async with open_registry(registry_url) as registry:
+        first, second = await asyncio.to_thread(race_processes, registry_url, 10, 5)
         assert sorted(first + second) == list(range(1, 101))
         assert first[0] < second[-1] and second[0] < first[-1]  # they did take turns
         await check_consistency(registry, 100)
 
 
-async def test_a_process_killed_before_its_commit_leaves_no_row(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_process_killed_before_its_commit_leaves_no_row(registry_url: str):
+    async with open_registry(registry_url) as registry:
         code = (
             "import asyncio, os, sys\n"
             "from adapter_store.registry.session import Database\n"
@@ -133,7 +133,7 @@ async def test_a_process_killed_before_its_commit_leaves_no_row(tmp_path: Path):
         )
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-c", code, database_url(tmp_path)],
+            [sys.executable, "-c", code, registry_url],
             cwd=ROOT,
             check=False,
         )
@@ -142,10 +142,8 @@ async def test_a_process_killed_before_its_commit_leaves_no_row(tmp_path: Path):
         await registry.create_tenant("ghost")  # and no lock stays behind
 
 
-async def test_uploads_to_a_fresh_name_from_two_registries_both_count(tmp_path: Path):
-    await create_schema(database_url(tmp_path))
-    async with open_registry(tmp_path) as one, open_registry(tmp_path) as two:
-        await one.create_tenant("acme")
+async def test_uploads_to_a_fresh_name_from_two_registries_both_count(registry_url: str):
+    async with open_registry(registry_url) as one, open_registry(registry_url) as two:
         made = await asyncio.gather(
             *(
                 registry.register_version("acme", "raced", upload(f"{i}"), FINGERPRINT)

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,9 @@ RECORD = UsageRecord(
 )
 
 
-async def test_usage_comes_back_as_it_was_recorded(tmp_path: Path):
+async def test_usage_comes_back_as_it_was_recorded(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         await registry.record_usage(RECORD)
         clock.advance(1)
         base = replace(RECORD, request_id="req-2", adapter=None, version=None)
@@ -38,8 +37,8 @@ async def test_usage_comes_back_as_it_was_recorded(tmp_path: Path):
         assert await registry.list_usage("acme", limit=1) == [newest]
 
 
-async def test_a_repeated_write_counts_once(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_repeated_write_counts_once(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await registry.record_usage(RECORD)
         other = replace(RECORD, request_id="req-2")
         await registry.record_usage(replace(RECORD, output_tokens=99), other, other)
@@ -47,8 +46,8 @@ async def test_a_repeated_write_counts_once(tmp_path: Path):
         assert rows == {"req-1": 20, "req-2": 20}
 
 
-async def test_a_tenant_sees_its_own_usage_only(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_tenant_sees_its_own_usage_only(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await registry.record_usage(RECORD, replace(RECORD, request_id="z", tenant="zen"))
         assert [r.request_id for r in await registry.list_usage("acme")] == ["req-1"]
         assert [r.request_id for r in await registry.list_usage("zen")] == ["z"]
@@ -56,15 +55,15 @@ async def test_a_tenant_sees_its_own_usage_only(tmp_path: Path):
             await registry.list_usage("nobody")
 
 
-async def test_usage_of_an_unknown_tenant_stores_nothing(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_usage_of_an_unknown_tenant_stores_nothing(registry_url: str):
+    async with open_registry(registry_url) as registry:
         with pytest.raises(TenantNotFound):
             await registry.record_usage(RECORD, replace(RECORD, request_id="x", tenant="nobody"))
         assert await registry.list_usage("acme") == []
 
 
-async def test_usage_outlives_the_adapter(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_usage_outlives_the_adapter(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await registry.register_version("acme", "support", upload("one"), FINGERPRINT)
         await registry.record_usage(replace(RECORD, version=1))
         await registry.delete_adapter("acme", "support")
@@ -72,9 +71,9 @@ async def test_usage_outlives_the_adapter(tmp_path: Path):
         assert (row.adapter, row.version) == ("support", 1)
 
 
-async def test_every_change_leaves_an_audit_entry_and_no_refused_one_does(tmp_path: Path):
+async def test_every_change_leaves_an_audit_entry_and_no_refused_one_does(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         await registry.create_tenant("blue", 2.0, actor="admin")
         key = await registry.create_key("blue", actor="admin")
         for content in ("one", "two"):

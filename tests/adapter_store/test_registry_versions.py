@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from adapter_store.errors import (
@@ -34,8 +32,8 @@ async def version_of(registry: Registry, model: str, tenant: str = "acme") -> in
         return None
 
 
-async def test_each_upload_is_the_next_version_and_the_bare_name_follows(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_each_upload_is_the_next_version_and_the_bare_name_follows(registry_url: str):
+    async with open_registry(registry_url) as registry:
         first = await push(registry, "one")
         assert (first.version, first.created, first.published, first.previous) == (
             1,
@@ -53,9 +51,9 @@ async def test_each_upload_is_the_next_version_and_the_bare_name_follows(tmp_pat
         assert await version_of(registry, "support:default") == 2
 
 
-async def test_the_same_upload_again_changes_nothing(tmp_path: Path):
+async def test_the_same_upload_again_changes_nothing(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         await push(registry, "one")
         before = (await registry.get_adapter("acme", "support"), len(await registry.list_audit()))
         clock.advance(60)
@@ -65,8 +63,8 @@ async def test_the_same_upload_again_changes_nothing(tmp_path: Path):
         assert after == before
 
 
-async def test_an_older_digest_again_is_a_new_version(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_an_older_digest_again_is_a_new_version(registry_url: str):
+    async with open_registry(registry_url) as registry:
         for content in ("one", "two", "one"):
             await push(registry, content)
         versions = await registry.list_versions("acme", "support")
@@ -77,15 +75,15 @@ async def test_an_older_digest_again_is_a_new_version(tmp_path: Path):
         ]
 
 
-async def test_the_same_files_for_another_base_model_are_a_new_version(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_the_same_files_for_another_base_model_are_a_new_version(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         other = await registry.register_version("acme", "support", upload("one"), "0" * 64)
         assert (other.version, other.created) == (2, True)
 
 
-async def test_unpublished_versions_answer_to_their_number_only(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_unpublished_versions_answer_to_their_number_only(registry_url: str):
+    async with open_registry(registry_url) as registry:
         quiet = await push(registry, "one", publish=False)
         assert not quiet.published
         assert await version_of(registry, "support") is None
@@ -95,8 +93,8 @@ async def test_unpublished_versions_answer_to_their_number_only(tmp_path: Path):
         assert await version_of(registry, "support") == 1
 
 
-async def test_publishing_an_unchanged_upload_moves_the_bare_name_to_it(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_publishing_an_unchanged_upload_moves_the_bare_name_to_it(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         await push(registry, "two", publish=False)
         same = await push(registry, "two", publish=False)
@@ -106,9 +104,9 @@ async def test_publishing_an_unchanged_upload_moves_the_bare_name_to_it(tmp_path
         assert await version_of(registry, "support") == 2
 
 
-async def test_a_version_keeps_its_config_and_report(tmp_path: Path):
+async def test_a_version_keeps_its_config_and_report(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         inspected = upload("one", rank=16)
         registered = await registry.register_version("acme", "support", inspected, FINGERPRINT)
         [version] = await registry.list_versions("acme", "support")
@@ -120,8 +118,8 @@ async def test_a_version_keeps_its_config_and_report(tmp_path: Path):
         assert version.created_at == clock.now
 
 
-async def test_aliases_move_under_guard_and_name_what_they_left(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_aliases_move_under_guard_and_name_what_they_left(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         await push(registry, "two")
         back = await registry.set_alias("acme", "support", "default", 1, expect=2)
@@ -142,8 +140,8 @@ async def test_aliases_move_under_guard_and_name_what_they_left(tmp_path: Path):
         assert same.previous == 2
 
 
-async def test_aliases_refuse_what_does_not_exist(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_aliases_refuse_what_does_not_exist(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         with pytest.raises(VersionNotFound):
             await registry.set_alias("acme", "support", "default", 2)
@@ -155,8 +153,8 @@ async def test_aliases_refuse_what_does_not_exist(tmp_path: Path):
             await registry.set_alias("nobody", "support", "default", 1)
 
 
-async def test_a_version_in_use_by_an_alias_stays(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_version_in_use_by_an_alias_stays(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         await push(registry, "two")
         with pytest.raises(VersionInUse, match="default"):
@@ -168,8 +166,8 @@ async def test_a_version_in_use_by_an_alias_stays(tmp_path: Path):
         assert await version_of(registry, "support") == 2
 
 
-async def test_numbers_are_not_given_out_again_after_deletes(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_numbers_are_not_given_out_again_after_deletes(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         await push(registry, "two")
         await push(registry, "three", publish=False)
@@ -181,8 +179,8 @@ async def test_numbers_are_not_given_out_again_after_deletes(tmp_path: Path):
         assert await version_of(registry, "support@1") is None
 
 
-async def test_the_last_version_takes_the_adapter_with_it(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_the_last_version_takes_the_adapter_with_it(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one", publish=False)
         assert await registry.delete_version("acme", "support", 1) == [digest_of("one")]
         assert await registry.list_adapters("acme") == []
@@ -191,8 +189,8 @@ async def test_the_last_version_takes_the_adapter_with_it(tmp_path: Path):
         assert (await push(registry, "one")).version == 2
 
 
-async def test_a_deleted_adapter_is_gone_whole(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_deleted_adapter_is_gone_whole(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "one")
         await push(registry, "two")
         await registry.set_alias("acme", "support", "beta", 1)
@@ -207,8 +205,8 @@ async def test_a_deleted_adapter_is_gone_whole(tmp_path: Path):
         assert (await registry.get_adapter("acme", "support")).aliases == {}
 
 
-async def test_a_digest_is_unused_only_when_no_tenant_has_it(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_digest_is_unused_only_when_no_tenant_has_it(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "same")
         await push(registry, "mine")
         await push(registry, "same", tenant="zen", name="other")
@@ -219,16 +217,16 @@ async def test_a_digest_is_unused_only_when_no_tenant_has_it(tmp_path: Path):
         assert not await registry.is_live(digest_of("same"))
 
 
-async def test_a_digest_of_two_versions_is_unused_only_after_the_second(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_digest_of_two_versions_is_unused_only_after_the_second(registry_url: str):
+    async with open_registry(registry_url) as registry:
         for content in ("one", "two", "one"):
             await push(registry, content)
         assert await registry.delete_version("acme", "support", 1) == []
         assert await registry.delete_version("acme", "support", 2) == [digest_of("two")]
 
 
-async def test_tenants_do_not_see_each_other(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_tenants_do_not_see_each_other(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "ours")
         await push(registry, "theirs", tenant="zen")
         await push(registry, "secret", tenant="zen", name="secret")
@@ -248,8 +246,8 @@ async def test_tenants_do_not_see_each_other(tmp_path: Path):
         assert await version_of(registry, "secret", "zen") == 1
 
 
-async def test_unknown_foreign_and_deleted_models_get_the_same_answer(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_unknown_foreign_and_deleted_models_get_the_same_answer(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await push(registry, "theirs", tenant="zen", name="support")
         messages: set[str] = set()
 
@@ -266,8 +264,8 @@ async def test_unknown_foreign_and_deleted_models_get_the_same_answer(tmp_path: 
         assert len(messages) == 1
 
 
-async def test_uploads_under_a_wrong_name_leave_no_row(tmp_path: Path):
-    async with open_registry(tmp_path, reserved_names=("SmolLM2",)) as registry:
+async def test_uploads_under_a_wrong_name_leave_no_row(registry_url: str):
+    async with open_registry(registry_url, reserved_names=("SmolLM2",)) as registry:
         for name, error in (
             ("base", NameReserved),
             ("smollm2", NameReserved),
@@ -281,9 +279,9 @@ async def test_uploads_under_a_wrong_name_leave_no_row(tmp_path: Path):
         assert await registry.list_adapters("acme") == []
 
 
-async def test_lists_count_versions_and_name_aliases(tmp_path: Path):
+async def test_lists_count_versions_and_name_aliases(registry_url: str):
     clock = FakeClock()
-    async with open_registry(tmp_path, clock) as registry:
+    async with open_registry(registry_url, clock) as registry:
         await push(registry, "one", name="b")
         start = clock.now
         clock.advance(10)

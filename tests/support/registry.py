@@ -1,4 +1,4 @@
-"""A registry on a real SQLite file, and uploads for it without files."""
+"""A registry on a real database, and uploads for it without files."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -40,12 +40,15 @@ async def create_schema(url: str) -> None:
 
 @asynccontextmanager
 async def open_registry(
-    folder: Path, clock: FakeClock | None = None, reserved_names: tuple[str, ...] = ()
+    where: Path | str, clock: FakeClock | None = None, reserved_names: tuple[str, ...] = ()
 ) -> AsyncIterator[Registry]:
-    """A registry on `folder/registry.db`, with the schema, and the tenants `acme` and `zen`."""
-    url = database_url(folder)
-    is_new = not (folder / "registry.db").exists()
-    if is_new:
+    """A registry with the tenants `acme` and `zen`.
+
+    On the database of a URL (the fixture `registry_url`), or on `registry.db` in a folder, made if
+    there is none.
+    """
+    url = where if isinstance(where, str) else database_url(where)
+    if isinstance(where, Path) and not (where / "registry.db").exists():
         await create_schema(url)
     ticking = clock or FakeClock()
     registry = Registry(
@@ -55,7 +58,7 @@ async def open_registry(
         monotonic=lambda: ticking.monotonic,
     )
     try:
-        if is_new:
+        if not await registry.list_tenants():
             await registry.create_tenant("acme")
             await registry.create_tenant("zen")
         yield registry
