@@ -4,11 +4,12 @@
                   \\-> absent, if the load failed: its requests end with an error
 
 A slot is referenced by *sequences* from their admission to their end or preemption. `wanted`
-counts queued sequences too: an adapter that nobody wants stays resident until its slot is needed.
+counts queued sequences too: an adapter that nobody wants stays resident until its slot is needed,
+unless it is pinned: then it keeps the slot, and before it has one it is known and awaits it.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -30,11 +31,11 @@ class SlotState(Enum):
 
 
 class Adapter:
-    """What is known of a digest, for as long as it is wanted or has a slot."""
+    """What is known of a digest, for as long as it is needed or has a slot."""
 
     __slots__ = (
-        "digest", "is_claimed", "is_fetched", "is_hastened", "is_unloading", "references",
-        "slot", "state", "wanted",
+        "digest", "is_claimed", "is_fetched", "is_hastened", "is_pinned", "is_unloading",
+        "references", "slot", "state", "wanted",
     )  # fmt: skip
 
     def __init__(self, digest: str) -> None:
@@ -46,13 +47,20 @@ class Adapter:
         self.references = 0
         """Sequences running."""
         self.is_fetched = False
-        """Its weights came to host memory since it is wanted."""
+        """Its weights came to host memory since it is needed."""
         self.is_hastened = False
         """Its source was told that it is next; until it has a slot, or is wanted no more."""
         self.is_claimed = False
         """A reservation waits for a slot on its behalf."""
+        self.is_pinned = False
+        """To have a slot, and to keep it, whether or not it is wanted."""
         self.is_unloading = False
-        """To be dropped once nobody wants it."""
+        """To be dropped once nobody needs it."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a sequence wants it, or it is pinned."""
+        return self.wanted > 0 or self.is_pinned
 
 
 class AdapterNotices(NamedTuple):
@@ -61,7 +69,7 @@ class AdapterNotices(NamedTuple):
     hastened: list[str]
     """They want a slot next: bring them to host memory before all others."""
     released: list[str]
-    """Nobody wants them any more."""
+    """Nobody needs them any more."""
     forgotten: list[str]
     """Unloaded for good."""
 
@@ -74,7 +82,8 @@ class AdapterSlots:
         self._adapters: dict[str, Adapter] = {}
         self._placed: dict[str, Adapter] = {}
         self._free = list(range(num_slots))  # a heap: the lowest slot first
-        self._idle = OrderedDict[str, Adapter]()  # resident and unwanted, longest idle first
+        self._idle = OrderedDict[str, Adapter]()  # resident and not needed, longest idle first
+        self._pinned: dict[str, Adapter] = {}
         self._cleared: list[int] = []
         self._loads: list[SlotLoad] = []
         self._hastened: list[str] = []
@@ -88,7 +97,7 @@ class AdapterSlots:
 
     @property
     def has_spare(self) -> bool:
-        """Whether a slot is free, or holds an adapter that nobody wants."""
+        """Whether a slot is free, or holds an adapter that nobody needs."""
         return bool(self._free or self._idle)
 
     @property
@@ -99,7 +108,7 @@ class AdapterSlots:
         )
 
     def find(self, digest: str) -> Adapter | None:
-        """An adapter that is wanted or has a slot."""
+        """An adapter that is needed or has a slot."""
         return self._adapters.get(digest)
 
     def state(self, digest: str) -> SlotState:
@@ -120,15 +129,34 @@ class AdapterSlots:
         adapter = self._adapters[digest]
         adapter.wanted -= 1
         if not adapter.wanted:
-            self._released.append(digest)
-            adapter.is_fetched = False
             adapter.is_hastened = False
-            self._settle_unwanted(adapter)
+            self._release_unneeded(adapter)
+
+    def pin(self, digests: Set[str]) -> None:
+        """These adapters, and no others, are to keep a slot. A draining one is not among them."""
+        for digest in self._pinned.keys() - digests:
+            adapter = self._pinned.pop(digest)
+            adapter.is_pinned = False
+            self._release_unneeded(adapter)
+        for digest in sorted(digests - self._pinned.keys()):
+            adapter = self._adapters.setdefault(digest, Adapter(digest))
+            assert adapter.state is not SlotState.DRAINING
+            self._pinned[digest] = adapter
+            adapter.is_pinned = True
+            adapter.is_unloading = False
+            self._idle.pop(digest, None)
+
+    def next_pinned(self) -> str | None:
+        """A pinned adapter in host memory that has no slot, and for which none is claimed."""
+        for digest, adapter in self._pinned.items():
+            if adapter.state is SlotState.ABSENT and adapter.is_fetched and not adapter.is_claimed:
+                return digest
+        return None
 
     def fetched(self, digest: str) -> None:
-        """An adapter's weights are in host memory; of no interest if nobody wants it."""
+        """An adapter's weights are in host memory; of no interest if nobody needs it."""
         adapter = self._adapters.get(digest)
-        if adapter is not None and adapter.wanted:
+        if adapter is not None and adapter.is_needed:
             adapter.is_fetched = True
 
     def hasten(self, digest: str) -> None:
@@ -153,7 +181,7 @@ class AdapterSlots:
             self._vacate(adapter)
 
     def assign(self, digest: str) -> None:
-        """Begin to load an absent, wanted adapter into a spare slot."""
+        """Begin to load an absent, needed adapter into a spare slot."""
         if not self._free:
             _, idle = self._idle.popitem(last=False)
             self._vacate(idle)
@@ -169,13 +197,18 @@ class AdapterSlots:
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.LOADING
         adapter.state = SlotState.RESIDENT
-        self._settle_unwanted(adapter)
+        self._settle_unneeded(adapter)
 
     def fail(self, digest: str) -> None:
-        """A loading adapter's weights cannot be had: its slot is free again."""
+        """A loading adapter's weights cannot be had: its slot is free again.
+
+        A pinned one is tried again when its weights are fetched again, and not before.
+        """
         adapter = self._adapters.get(digest)
-        if adapter is not None and adapter.state is SlotState.LOADING:
-            self._vacate(adapter)
+        if adapter is not None:
+            adapter.is_fetched = False
+            if adapter.state is SlotState.LOADING:
+                self._vacate(adapter)
 
     def drain(self, digest: str) -> None:
         """Admit no more of a resident adapter's sequences; vacate its slot after the last one."""
@@ -190,16 +223,16 @@ class AdapterSlots:
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.DRAINING
         adapter.state = SlotState.RESIDENT
-        self._settle_unwanted(adapter)
+        self._settle_unneeded(adapter)
 
     def unload(self, digest: str) -> None:
-        """Drop an adapter from its slot and from host memory, once nobody wants it."""
+        """Drop an adapter from its slot and from host memory, once nobody needs it."""
         adapter = self._adapters.get(digest)
         if adapter is None:
             self._forgotten.append(digest)
         else:
             adapter.is_unloading = True
-            self._settle_unwanted(adapter)
+            self._settle_unneeded(adapter)
 
     def take_changes(self) -> tuple[list[int], list[SlotLoad]]:
         """Slots to clear and loads to start, in this order; handed out once."""
@@ -216,13 +249,13 @@ class AdapterSlots:
         forgotten, self._forgotten = self._forgotten, []
         return AdapterNotices(
             hastened,
-            [digest for digest in released if not self._is_wanted(digest)],
+            [digest for digest in released if not self._is_needed(digest)],
             [digest for digest in forgotten if digest not in self._adapters],
         )
 
-    def _is_wanted(self, digest: str) -> bool:
+    def _is_needed(self, digest: str) -> bool:
         adapter = self._adapters.get(digest)
-        return adapter is not None and adapter.wanted > 0
+        return adapter is not None and adapter.is_needed
 
     def _is_loading(self, load: SlotLoad) -> bool:
         adapter = self._adapters.get(load.digest)
@@ -230,8 +263,14 @@ class AdapterSlots:
             adapter is not None and adapter.state is SlotState.LOADING and adapter.slot == load.slot
         )
 
-    def _settle_unwanted(self, adapter: Adapter) -> None:
-        if adapter.wanted:
+    def _release_unneeded(self, adapter: Adapter) -> None:
+        if not adapter.is_needed:
+            self._released.append(adapter.digest)
+            adapter.is_fetched = False
+            self._settle_unneeded(adapter)
+
+    def _settle_unneeded(self, adapter: Adapter) -> None:
+        if adapter.is_needed:
             return
         match adapter.state:
             case SlotState.LOADING:
@@ -253,7 +292,7 @@ class AdapterSlots:
         self._idle.pop(adapter.digest, None)
         adapter.slot = None
         adapter.state = SlotState.ABSENT
-        if not adapter.wanted:
+        if not adapter.is_needed:
             self._drop(adapter)
 
     def _drop(self, adapter: Adapter) -> None:
@@ -272,9 +311,11 @@ class AdapterSlots:
         for digest, adapter in self._adapters.items():
             assert adapter.references == references[digest], f"{digest}: references"
             assert adapter.wanted == wanted[digest], f"{digest}: wanted"
-            assert adapter.wanted or adapter.state is SlotState.RESIDENT, f"{digest}: lingers"
+            assert adapter.is_needed or adapter.state is SlotState.RESIDENT, f"{digest}: lingers"
+            assert adapter.is_pinned == (digest in self._pinned), f"{digest}: pinned"
+            assert not (adapter.is_pinned and adapter.state is SlotState.DRAINING), digest
             is_placed = adapter.state is not SlotState.ABSENT
             assert (adapter.slot is not None) == (digest in self._placed) == is_placed, digest
-            is_idle = adapter.state is SlotState.RESIDENT and not adapter.wanted
+            is_idle = adapter.state is SlotState.RESIDENT and not adapter.is_needed
             assert (digest in self._idle) == is_idle, f"{digest}: idle"
-        assert set(wanted) <= set(self._adapters), "a sequence's adapter is unknown"
+        assert {*wanted, *self._pinned} <= set(self._adapters), "a needed adapter is unknown"

@@ -50,8 +50,15 @@ class EngineCore:
         """End all requests of a client that is gone."""
         self._scheduler.abort_client(client)
 
+    def pin(self, digests: frozenset[str]) -> None:
+        """Replace the set of pinned adapters, see `Scheduler.pin`; they begin to be fetched."""
+        self._scheduler.pin(digests)
+        for digest in sorted(digests):
+            if self._scheduler.needs_fetch(digest):
+                self._adapters.prefetch(digest)
+
     def unload(self, digest: str) -> None:
-        """Drop an adapter once no sequence wants it."""
+        """Drop an adapter once nothing needs it."""
         self._scheduler.unload(digest)
 
     def step(self) -> list[ClientOutput]:

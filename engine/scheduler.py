@@ -151,6 +151,7 @@ class Scheduler:
         self._time.tick()
         self._lifecycle.slots.fetched(digest)
         self._lifecycle.waiting.refile(digest)
+        self._lifecycle.gate.settle()  # it may be pinned
 
     def adapter_installed(self, digest: str) -> None:
         """The weights of a load are in their slot."""
@@ -172,10 +173,27 @@ class Scheduler:
         lifecycle.gate.settle()
 
     def unload(self, digest: str) -> None:
-        """Forget an adapter once no sequence wants it, its slot and its prefixes included."""
+        """Forget an adapter once nothing needs it, its slot and its prefixes included."""
         self._time.tick()
         self._lifecycle.slots.unload(digest)
         self._lifecycle.gate.settle()
+
+    def pin(self, digests: frozenset[str]) -> None:
+        """Replace the set of pinned adapters; raises `RequestRefused` if they are too many.
+
+        A pinned adapter is loaded as soon as a slot is spare and its weights are in host memory
+        (they are to be fetched by whoever calls, see `needs_fetch`), and keeps its slot until it is
+        pinned no more. At least one slot is left to all others.
+        """
+        limit = max(0, self._config.max_loras - 1)
+        if len(digests) > limit:
+            raise RequestRefused(
+                "too_many_pinned",
+                f"{len(digests)} adapters to pin; at most {limit} may be",
+                limit=limit,
+            )
+        self._time.tick()
+        self._lifecycle.gate.pin(digests)
 
     def take_adapter_notices(self) -> AdapterNotices:
         """What the adapters' source is to be told, handed out once."""
@@ -185,7 +203,7 @@ class Scheduler:
         return notices
 
     def needs_fetch(self, digest: str) -> bool:
-        """Whether an adapter that is wanted has neither a slot nor its weights in host memory."""
+        """Whether an adapter that is needed has neither a slot nor its weights in host memory."""
         adapter = self._lifecycle.slots.find(digest)
         return adapter is not None and adapter.slot is None and not adapter.is_fetched
 

@@ -13,11 +13,15 @@ the KV pool), the unit of the counters' own bound, and D the debt limit. With eq
 tenants that wait differ by at most 2U + D plus what is served during one load, and once it is
 first in order a head waits at most (claims ahead + 1) x (time to serve D + one load) for its slot.
 
+A pinned adapter keeps its slot: it is never a victim. Without a slot it takes the first spare one
+that no claim waits for, whether or not somebody wants it; beyond that it is an adapter like others.
+
 Nothing is reserved for an adapter that is still on its way to host memory: a drained slot would
 idle while it is fetched. When such an adapter is first in order its source is told to hurry, for
 one adapter of a tenant and for as many in all as there are slots: so host memory stays bounded.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from engine.adapter_queue import AdapterQueue
@@ -87,9 +91,7 @@ class SlotGate:
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
         if victim is not None:
-            self._victims[victim.digest] = None
-            self._slots.drain(victim.digest)
-            self._waiting.refile(victim.digest)
+            self._drain(victim)
         self.settle()
         return True
 
@@ -102,9 +104,25 @@ class SlotGate:
         self._slots.hasten(queue.adapter)
         self._waiting.refile(queue.adapter)
 
+    def pin(self, digests: Set[str]) -> None:
+        """These adapters, and no others, keep their slots from now on, or get one."""
+        for digest in [victim for victim in self._victims if victim in digests]:
+            del self._victims[digest]
+            self._slots.stop_draining(digest)
+            self._waiting.refile(digest)
+        self._slots.pin(digests)
+        self.settle()
+        while len(self._victims) < len(claims := self._claims()):
+            victim = self._choose_victim()
+            if victim is None:
+                self.release_tenant(claims[-1].queue.tenant)
+            else:
+                self._drain(victim)
+        self.settle()
+
     def settle(self) -> None:
-        """Something ended: give spare slots to claims, the oldest first, and spare the victims
-        that are not needed any more.
+        """Something changed: give spare slots to claims, the oldest first, then to pinned adapters,
+        and spare the victims that are not needed any more.
         """
         for digest in list(self._victims):
             if self._slots.state(digest) is not SlotState.DRAINING:
@@ -115,6 +133,9 @@ class SlotGate:
             claim.has_slot = True
             self._slots.assign(claim.digest)
             self._set_claimed(claim.digest, False)
+        while self._slots.has_spare and (pinned := self._slots.next_pinned()) is not None:
+            self._slots.assign(pinned)
+            self._waiting.refile(pinned)
         while len(self._victims) > len(claims):
             digest, _ = self._victims.popitem()
             self._slots.stop_draining(digest)
@@ -158,6 +179,11 @@ class SlotGate:
     def _claims(self) -> list[Reservation]:
         return [r for r in self._reservations.values() if not r.has_slot]
 
+    def _drain(self, victim: Adapter) -> None:
+        self._victims[victim.digest] = None
+        self._slots.drain(victim.digest)
+        self._waiting.refile(victim.digest)
+
     def _set_claimed(self, digest: str, is_claimed: bool) -> None:
         adapter = self._slots.find(digest)
         if adapter is not None:
@@ -169,7 +195,9 @@ class SlotGate:
         candidates = [
             adapter
             for adapter in self._slots.placed
-            if adapter.state is SlotState.RESIDENT and adapter.digest not in reserved
+            if adapter.state is SlotState.RESIDENT
+            and not adapter.is_pinned
+            and adapter.digest not in reserved
         ]
         tokens_left = self._running.tokens_left()
         return max(
@@ -192,6 +220,7 @@ class SlotGate:
         assert len(self._victims) == len(claims), "not one victim for each claim"
         draining = {a.digest for a in self._slots.placed if a.state is SlotState.DRAINING}
         assert draining == set(self._victims), "draining adapters are not the victims"
+        assert not self._slots.has_spare or self._slots.next_pinned() is None, "a pin waits"
         for tenant, reservation in self._reservations.items():
             assert reservation.queue.tenant is tenant and tenant.has_reservation
             assert reservation.queue and not tenant.is_held, "a stale reservation"

@@ -44,6 +44,9 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, *, max_num_seqs, spare_tokens, auto, capacity, **config):
         self.next_id = 0
         self.aborted: set[int] = set()
+        self.pinned: frozenset[str] = frozenset()
+        self.settled: frozenset[str] = frozenset()
+        """Pinned adapters that were seen in a slot."""
         self.engine = MemoryEngine(
             source=FakeSource(auto=auto, capacity=capacity),
             max_num_seqs=max_num_seqs,
@@ -102,6 +105,13 @@ class EngineMachine(RuleBasedStateMachine):
     def unload(self, digest):
         self.engine.core.unload(digest)
 
+    @rule(digests=st.frozensets(st.sampled_from(ADAPTERS), max_size=3))
+    def pin(self, digests):
+        pinned = frozenset(sorted(digests)[: self.engine.config.max_loras - 1])
+        self.engine.core.pin(pinned)
+        self.pinned = pinned
+        self.settled &= pinned
+
     @rule(digest=st.sampled_from(ADAPTERS), is_broken=st.booleans())
     def break_adapter(self, digest, is_broken):
         """A load that reaches the device and fails there."""
@@ -118,12 +128,16 @@ class EngineMachine(RuleBasedStateMachine):
     def books_balance(self):
         self.engine.core.check_integrity()
         assert len(self.engine.runner.slots) <= self.engine.config.max_loras
+        in_slots = set(self.engine.core.stats().resident)
+        assert self.settled <= in_slots, "a pinned adapter lost its slot"
+        self.settled = self.pinned & in_slots
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
         source = self.engine.source
         source.auto = True
+        self.engine.core.pin(frozenset())
         for digest in list(source.pending):
             source.deliver(digest)
         self.engine.run()
