@@ -1,0 +1,130 @@
+"""What `benchmarks.soak` looks at: counts that must come back, and memory that must stay flat."""
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import httpx
+import psutil
+
+from loraplex.demo.service import DemoService
+
+MODULES = {"engine": "engine.process", "api": "loraplex.api_process"}
+WARM_UP_SECONDS = 45.0
+"""Of a process's life: it loads a model, makes threads, meets its longest batches."""
+MIN_SECONDS = 60.0
+"""Of the life after that, or nothing can be said of it."""
+MAX_GROWTH = 0.05
+"""Of a process's resident memory, from the first third of its life to the last, and ..."""
+MIN_GROWTH_MIB = 16.0
+"""... what allocators keep is not a leak."""
+_AT_REST = ("running", "waiting", "kv_blocks_used", "slots_used", "host_adapters")
+
+
+def child(service: DemoService, name: str) -> psutil.Process:
+    """The engine's or the API's process as it is now; raises `LookupError` between two lives."""
+    for process in psutil.Process(service.process.pid).children():
+        if MODULES[name] in process.cmdline():
+            return process
+    raise LookupError(name)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One life of one process, warm, in MiB."""
+
+    name: str
+    samples: list[float]
+
+    @property
+    def first(self) -> float:
+        return median(self.samples[: max(1, len(self.samples) // 3)])
+
+    @property
+    def last(self) -> float:
+        return median(self.samples[-max(1, len(self.samples) // 3) :])
+
+    @property
+    def is_flat(self) -> bool:
+        grown = self.last - self.first
+        return grown <= max(MIN_GROWTH_MIB, MAX_GROWTH * self.first)
+
+
+@dataclass
+class Watch:
+    """Samples of every process of the service, and the sums of what engines counted."""
+
+    service: DemoService
+    http: httpx.AsyncClient
+    totals: dict[str, int] = field(default_factory=dict)
+    _samples: dict[tuple[str, int], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """(Seconds, MiB) by process."""
+    _lives: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def memories(self) -> list[Memory]:
+        """Of every life that was long enough to tell."""
+        return [
+            Memory(f"{name} {pid}", [mib for age, mib in samples if age >= WARM_UP_SECONDS])
+            for (name, pid), samples in self._samples.items()
+            if samples[-1][0] >= WARM_UP_SECONDS + MIN_SECONDS
+        ]
+
+    def totals_of(self, name: str) -> int:
+        """A counter of the engine, over all its lives."""
+        return sum(life[name] for life in self._lives.values())
+
+    async def sample_for_ever(self, seconds: float) -> None:
+        while True:
+            await self.sample()
+            await asyncio.sleep(seconds)
+
+    async def sample(self) -> None:
+        self._sample_memory("supervisor", psutil.Process(self.service.process.pid))
+        for name in MODULES:
+            try:
+                process = child(self.service, name)
+                self._sample_memory(name, process)
+                if name == "engine" and (stats := await self.engine_stats()) is not None:
+                    counters = ("steps", "output_tokens", "cached_tokens", "preemptions")
+                    self._lives[process.pid] = {key: stats[key] for key in counters}
+            except (LookupError, psutil.Error):
+                continue
+
+    def _sample_memory(self, name: str, process: psutil.Process) -> None:
+        sample = time.time() - process.create_time(), process.memory_info().rss / 2**20
+        self._samples[name, process.pid].append(sample)
+
+    async def engine_stats(self) -> dict[str, Any] | None:
+        """A snapshot of the engine; None while it is not there."""
+        headers = {"authorization": f"Bearer {self.service.admin_key}"}
+        reply = await self.http.get("/admin/engine", headers=headers)
+        return reply.json() if reply.status_code == 200 else None
+
+    async def counts(self) -> dict[str, int]:
+        """Everything that must be the same before and after."""
+        stats = await self.engine_stats() or {}
+        counts = {name: stats.get(name, -1) for name in (*_AT_REST, "host_adapter_bytes")}
+        for folder in ("blobs", "cache", "uploads"):
+            weights = (self.service.data_dir / folder).rglob("*.safetensors")
+            counts[f"adapters in {folder}"] = sum(1 for _ in weights)
+        for name in MODULES:
+            counts[f"descriptors of {name}"] = child(self.service, name).num_fds()
+        counts["threads of engine"] = child(self.service, "engine").num_threads()
+        return counts
+
+    async def counts_at_rest(
+        self, expected: dict[str, int] | None, seconds: float
+    ) -> dict[str, int]:
+        """Counts, once they are as expected or do not become so in time."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            counts = await self.counts()
+            if counts == expected or asyncio.get_running_loop().time() > deadline:
+                return counts
+            await asyncio.sleep(0.5)
