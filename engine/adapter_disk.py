@@ -62,8 +62,19 @@ class AdapterDisk:
         self._sizes.move_to_end(digest)
         return size
 
+    @property
+    def recent(self) -> list[str]:
+        """Adapters on disk, the most recently used first; also of the processes before this one."""
+        return list(reversed(self._sizes))
+
+    def size(self, digest: str) -> int | None:
+        """Bytes of an adapter that was seen on disk, else None; counts as no use."""
+        return self._sizes.get(digest)
+
     def touch(self, digest: str) -> None:
-        """Let the order of use survive a restart: it is read back from the folder's mtime."""
+        """Count a use, so that it survives a restart: it is read back from the folder's mtime."""
+        if digest in self._sizes:
+            self._sizes.move_to_end(digest)
         with contextlib.suppress(OSError):  # gone, or a disk that became read-only
             os.utime(self.path(digest))
 

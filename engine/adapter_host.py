@@ -5,6 +5,8 @@ An adapter that is wanted goes absent -> needed (asked of a client, once) -> rea
 needed and reading it may be *deferred*: when host memory is full of adapters that sequences
 want, the next one is read when one of them is released, or at once when the core asks for it to
 fill a slot. So memory is bounded by the limits plus the slots, and no slot waits for ever.
+
+Adapters that are *kept* stay in host memory whether or not a sequence wants them.
 """
 
 import enum
@@ -12,7 +14,7 @@ import queue
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
 
 NUM_READERS = 2
 """Threads: one reads while another converts."""
+TOUCH_SECONDS = 10.0
+"""How often the use of adapters is noted on disk that are wanted without a pause."""
 
 
 class HostWeights(Protocol):
@@ -98,6 +102,8 @@ class AdapterHost:
         self._idle: OrderedDict[str, _Entry] = OrderedDict()
         """Ready and not wanted, least recently used first."""
         self._deferred: OrderedDict[str, _Entry] = OrderedDict()
+        self._kept: frozenset[str] = frozenset()
+        self._next_touch = clock() + TOUCH_SECONDS
         self._num_held = 0
         """Entries that are ready or being read, and their bytes."""
         self._held_bytes = 0
@@ -115,6 +121,51 @@ class AdapterHost:
         """Bytes of the adapters in host memory."""
         return self._held_bytes
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """Adapters that stay in host memory whether or not a sequence wants them."""
+        return self._kept
+
+    @property
+    def recent(self) -> list[str]:
+        """Adapters on local disk, the most recently used first."""
+        return self._disk.recent
+
+    def is_coming(self, digest: str) -> bool:
+        """Whether an adapter is on its way to host memory."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.state is not _State.READY
+
+    def has(self, digest: str) -> bool:
+        """Whether an adapter is in host memory; counts as no use."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.state is _State.READY
+
+    def keep(self, digests: Iterable[str]) -> None:
+        """These adapters, and no others, are kept; those that are absent are fetched (again)."""
+        before, self._kept = self._kept, frozenset(filter(is_digest, digests))
+        for digest in self._kept:
+            if digest in self._entries:
+                self._idle.pop(digest, None)
+            else:
+                self._begin(digest, wanted=False)
+        for digest in before - self._kept:
+            if (entry := self._entries.get(digest)) is not None:
+                self._let_go(entry)
+        self._settle()
+
+    def read_ahead(self, digests: Iterable[str]) -> None:
+        """Read adapters that lie on disk, and that nobody wants yet, while there is room."""
+        for digest in digests:
+            size = self._disk.size(digest)
+            if size is None or digest in self._entries:
+                continue
+            if not self._has_room(1, size):
+                return
+            entry = self._entries[digest] = _Entry(digest, since=self._clock(), wanted=False)
+            entry.num_bytes = size
+            self._read(entry, is_use=False)
+
     def prefetch(self, digest: str) -> None:
         """Start to bring an adapter to host memory; see `AdapterSource`."""
         entry = self._entries.get(digest)
@@ -128,6 +179,7 @@ class AdapterHost:
 
     def poll(self) -> list[AdapterEvent]:
         """What arrived or failed since the last call."""
+        self._note_use()
         while not self._done.empty():
             done = self._done.get_nowait()
             # A forgotten adapter's read comes back to an entry that is no longer ours.
@@ -155,15 +207,15 @@ class AdapterHost:
             return
         entry.wanted = False
         if entry.state is _State.READY:
-            self._idle[digest] = entry
-        elif entry.state is _State.DEFERRED:
-            self._drop(digest)
+            self._disk.touch(digest)
+        self._let_go(entry)
         self._settle()
 
     def forget(self, digest: str) -> None:
         """Drop the adapter from memory and disk."""
         if not is_digest(digest):
             return
+        self._kept -= {digest}
         self._drop(digest)
         self._disk.remove(digest)
         self._settle()
@@ -194,18 +246,37 @@ class AdapterHost:
         assert len(held) == self._num_held, "held adapters miscounted"
         assert sum(entry.num_bytes for entry in held) == self._held_bytes, "bytes miscounted"
         for digest, entry in self._entries.items():
-            idle = entry.state is _State.READY and not entry.wanted
+            idle = entry.state is _State.READY and not self._is_held(entry)
             assert (digest in self._idle) == idle, f"{digest[:12]} wrongly (not) idle"
             deferred = entry.state is _State.DEFERRED
             assert (digest in self._deferred) == deferred, f"{digest[:12]} wrongly (not) deferred"
             assert (entry.weights is None) == (entry.state is not _State.READY)
         assert self._idle.keys() <= self._entries.keys(), "an idle adapter is unknown"
 
-    def _begin(self, digest: str) -> None:
+    def _is_held(self, entry: _Entry) -> bool:
+        return entry.wanted or entry.digest in self._kept
+
+    def _let_go(self, entry: _Entry) -> None:
+        if self._is_held(entry):
+            return
+        if entry.state is _State.READY:
+            self._idle[entry.digest] = entry
+        elif entry.state is _State.DEFERRED:
+            self._drop(entry.digest)
+
+    def _note_use(self) -> None:
+        now = self._clock()
+        if now >= self._next_touch:
+            self._next_touch = now + TOUCH_SECONDS
+            for entry in self._entries.values():
+                if entry.wanted and entry.state is _State.READY:
+                    self._disk.touch(entry.digest)
+
+    def _begin(self, digest: str, *, wanted: bool = True) -> None:
         if not is_digest(digest):
             self._emit(AdapterFailed(digest, "not an adapter digest"))
             return
-        entry = self._entries[digest] = _Entry(digest, since=self._clock())
+        entry = self._entries[digest] = _Entry(digest, since=self._clock(), wanted=wanted)
         if self._disk.find(digest) is None:
             self._need(digest)
         else:
@@ -216,7 +287,7 @@ class AdapterHost:
         if size is None:
             self._damaged(entry, "its files are missing from the cache folder")
             return
-        if not entry.wanted:
+        if not self._is_held(entry):
             self._drop(entry.digest)
             self._trim_disk()
             return
@@ -228,7 +299,9 @@ class AdapterHost:
 
     def _trim_disk(self) -> None:
         entries = self._entries.values()
-        self._disk.trim({e.digest for e in entries if e.wanted or e.state is _State.READING})
+        self._disk.trim(
+            {e.digest for e in entries if self._is_held(e) or e.state is _State.READING}
+        )
 
     def _settle(self) -> None:
         """Evict what is idle and too much, then read deferred adapters while there is room."""
@@ -263,11 +336,12 @@ class AdapterHost:
             self._num_held -= 1
             self._held_bytes -= entry.num_bytes
 
-    def _read(self, entry: _Entry) -> None:
+    def _read(self, entry: _Entry, *, is_use: bool = True) -> None:
         entry.state = _State.READING
         self._num_held += 1
         self._held_bytes += entry.num_bytes
-        self._disk.touch(entry.digest)
+        if is_use:
+            self._disk.touch(entry.digest)
         self._threads.submit(self._read_on_thread, entry, self._disk.path(entry.digest))
 
     def _read_on_thread(self, entry: _Entry, folder: Path) -> None:
@@ -291,7 +365,7 @@ class AdapterHost:
         entry.num_bytes = done.weights.nbytes
         entry.weights = done.weights
         entry.state = _State.READY
-        if not entry.wanted:
+        if not self._is_held(entry):
             self._idle[entry.digest] = entry
         seconds = self._clock() - entry.since
         self._log.info("adapter_read", adapter=entry.digest[:12], seconds=round(seconds, 4))
@@ -300,7 +374,7 @@ class AdapterHost:
 
     def _damaged(self, entry: _Entry, reason: str) -> None:
         self._disk.remove(entry.digest)
-        if entry.refetched or not entry.wanted:
+        if entry.refetched or not self._is_held(entry):
             self._fail(entry, reason)
             return
         self._log.warning("adapter_damaged", adapter=entry.digest[:12], reason=reason)

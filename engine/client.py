@@ -1,6 +1,6 @@
 """The seam between the service and the engine."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from engine.messages import EngineInfo, EngineRequest, EngineStats, RequestOutput
@@ -9,12 +9,21 @@ FetchAdapter = Callable[[str], Awaitable[None]]
 """Puts the verified files of a digest into the shared cache folder, or raises."""
 
 
+OnJoin = Callable[[Sequence[str]], None]
+"""Called with the digests that a new engine found on its disk, the last used first."""
+
+
 class EngineClient(Protocol):
     """One service process's view of the engine. All methods run on that process's event loop."""
 
     @property
     def is_ready(self) -> bool:
         """Whether the engine answers now and takes requests."""
+        ...
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the engine is new and still loads what it starts with; it serves all the same."""
         ...
 
     @property
@@ -40,6 +49,19 @@ class EngineClient(Protocol):
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
+        ...
+
+    def set_residency(
+        self, pinned: Sequence[str], warm: Sequence[str], recent: Sequence[str] = ()
+    ) -> None:
+        """Say which adapters are pinned and warm, all of them; a new engine needs to be told.
+
+        `recent`, adapters to read ahead, counts the first time that a new engine is told.
+        """
+        ...
+
+    def on_join(self, joined: OnJoin) -> None:
+        """Have `joined` called whenever the engine has welcomed this client, now if it has."""
         ...
 
     async def stats(self) -> EngineStats:

@@ -65,6 +65,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Their bytes; None: a tenth of the machine's memory."""
     disk_lora_bytes: Positive = 20 * 2**30
     """Bytes under `cache_dir`, adapters in use not counted out."""
+    warm_up_seconds: Seconds = 30.0
+    """How long a new engine may load pinned and recently used adapters before it is ready."""
 
     drain_seconds: Seconds = 30.0
     """After SIGTERM, running requests may go on for so long."""

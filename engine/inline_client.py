@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
 import msgspec
 import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
-from engine.client import FetchAdapter
+from engine.client import FetchAdapter, OnJoin
 from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
 from engine.messages import EngineInfo, EngineRequest, EngineStats, FetchFailed, Have, RequestOutput
@@ -68,6 +68,11 @@ class InlineEngineClient:
         return self._error is None and not self._is_draining
 
     @property
+    def is_warming(self) -> bool:
+        """Whether the engine still loads what it starts with."""
+        return self._parts.residency.is_warming
+
+    @property
     def info(self) -> EngineInfo:
         """The engine's limits."""
         return self._parts.info
@@ -102,6 +107,16 @@ class InlineEngineClient:
         """Drop an adapter that no live version names any more."""
         self._post(lambda: self._parts.core.unload(digest))
 
+    def set_residency(
+        self, pinned: Sequence[str], warm: Sequence[str], recent: Sequence[str] = ()
+    ) -> None:
+        """Say which adapters are pinned and warm."""
+        self._post(lambda: self._parts.residency.set(pinned, warm, recent))
+
+    def on_join(self, joined: OnJoin) -> None:
+        """Call at once: this engine is always there."""
+        joined(self._parts.residency.recent)
+
     async def stats(self) -> EngineStats:
         """A snapshot of the engine."""
         if self._error is not None:
@@ -112,6 +127,9 @@ class InlineEngineClient:
             answer[0],
             host_adapters=self._parts.host.num_adapters,
             host_adapter_bytes=self._parts.host.num_bytes,
+            pinned=list(self._parts.residency.pinned),
+            warm=list(self._parts.residency.warm),
+            warming=self._parts.residency.is_warming,
         )
 
     async def drain(self) -> None:

@@ -101,6 +101,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     lora_kernels: str = "torch"
     """The path that computes adapters' updates: `torch`, or `native/` and an instruction set."""
+    max_cpu_loras: int = 32
+    """Adapters in host memory, and their bytes."""
+    cpu_lora_bytes: int = 2**30
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +124,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     host_adapters: int
     host_adapter_bytes: int
+    pinned: list[str] = []
+    """Digests that keep a slot, or are to get one."""
+    warm: list[str] = []
+    """Digests that stay in host memory."""
+    warming: bool = False
+    """The engine is new, and still loads what it starts with."""
 
 
 # Client to engine.
@@ -165,6 +174,17 @@ class Unload(msgspec.Struct, frozen=True, tag="unload"):
     digest: str
 
 
+class SetResidency(msgspec.Struct, frozen=True, tag="residency"):
+    """What is pinned and warm from now on, by digest: all of it, so that a repetition is harmless.
+
+    `recent`, adapters to read ahead, counts in the first message that a new engine gets.
+    """
+
+    pinned: list[str]
+    warm: list[str]
+    recent: list[str] = []
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Answered by `Stats`."""
 
@@ -176,7 +196,16 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 ClientMessage = (
-    Hello | Heartbeat | Generate | Abort | Have | FetchFailed | Unload | GetStats | Drain
+    Hello
+    | Heartbeat
+    | Generate
+    | Abort
+    | Have
+    | FetchFailed
+    | Unload
+    | SetResidency
+    | GetStats
+    | Drain
 )
 
 
@@ -190,6 +219,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     generation: int
     info: EngineInfo
     session: int = 0
+    warming: bool = False
+    """As in `Alive`."""
+    recent: list[str] = []
+    """Adapters that the engine found on its disk at its start, the last used first."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
@@ -198,6 +231,8 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     generation: int
     draining: bool = False
     """New requests are refused."""
+    warming: bool = False
+    """The engine is new, and still loads what it starts with; requests are served all the same."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

@@ -11,6 +11,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.fetch_desk import FetchDesk
 from engine.messages import EngineInfo
+from engine.residency import Residency
 from engine.wake_up import WakeUp
 
 
@@ -22,6 +23,8 @@ class AdapterLimits:
     max_cpu_loras: int = 32
     cpu_lora_bytes: int = 2**30
     disk_lora_bytes: int = 20 * 2**30
+    warm_up_seconds: float = 0.0
+    """How long a new engine may load what it starts with before it says that it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class EngineParts:
     core: EngineCore
     host: AdapterHost
     desk: FetchDesk
+    residency: Residency
     wake: WakeUp
     """Set when an adapter arrived: a step has something to do."""
     info: EngineInfo
@@ -67,7 +71,15 @@ class EngineParts:
             vocab_size=info.vocab_size,
             clock=clock,
         )
-        return cls(core, host, desk, wake, info)
+        residency = Residency(
+            core,
+            host,
+            max_pinned=max(0, config.max_loras - 1),
+            num_recent=limits.max_cpu_loras,
+            warm_up_seconds=limits.warm_up_seconds,
+            clock=clock,
+        )
+        return cls(core, host, desk, residency, wake, info)
 
     def close(self) -> None:
         """Stop the reader threads."""

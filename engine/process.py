@@ -81,6 +81,13 @@ def build_parts(args: EngineArgs) -> EngineParts:
         name=args.model_name,
         lora_kernels=args.lora_kernels,
     )
+    limits = AdapterLimits(
+        cache_dir=Path(args.cache_dir),
+        max_cpu_loras=args.effective_max_cpu_loras,
+        cpu_lora_bytes=args.cpu_lora_bytes or psutil.virtual_memory().total // 10,
+        disk_lora_bytes=args.disk_lora_bytes,
+        warm_up_seconds=args.warm_up_seconds,
+    )
     config = dataclasses.replace(
         config, num_kv_blocks=built.num_kv_blocks, max_model_len=built.max_model_len
     )
@@ -99,12 +106,8 @@ def build_parts(args: EngineArgs) -> EngineParts:
         dtype=built.dtype,
         device=built.device,
         lora_kernels=built.kernels.name,
-    )
-    limits = AdapterLimits(
-        cache_dir=Path(args.cache_dir),
-        max_cpu_loras=args.effective_max_cpu_loras,
-        cpu_lora_bytes=args.cpu_lora_bytes or psutil.virtual_memory().total // 10,
-        disk_lora_bytes=args.disk_lora_bytes,
+        max_cpu_loras=limits.max_cpu_loras,
+        cpu_lora_bytes=limits.cpu_lora_bytes,
     )
     return EngineParts.assemble(
         built.runner, built.load_adapter, config=config, limits=limits, info=info

@@ -34,6 +34,7 @@ from engine.messages import (
     Outputs,
     Refused,
     RequestOutput,
+    SetResidency,
     Stats,
     Unload,
     Welcome,
@@ -67,6 +68,7 @@ class EngineServer:
         self._core = parts.core
         self._host = parts.host
         self._desk = parts.desk
+        self._residency = parts.residency
         self._wake = parts.wake
         self._info = parts.info
         self._generation = generation
@@ -77,6 +79,7 @@ class EngineServer:
         self._lost: set[bytes] = set()
         """Clients to drop at the next occasion that no loop over peers is under way."""
         self._next_beat = clock()
+        self._was_warming = parts.residency.is_warming
         self._draining = False
         self._num_stops = 0
         """SIGTERMs; written by the signal handler, read by the loop."""
@@ -148,7 +151,7 @@ class EngineServer:
         peer.last_heard = self._clock()
         match message:
             case Hello():
-                self._send(client, Welcome(self._generation, self._info, peer.session))
+                self._send(client, self._welcome_of(peer))
             case Heartbeat():
                 pass
             case Generate():
@@ -166,6 +169,8 @@ class EngineServer:
             case Unload():
                 if is_digest(message.digest):
                     self._core.unload(message.digest)
+            case SetResidency():
+                self._residency.set(message.pinned, message.warm, message.recent)
             case GetStats():
                 self._send_stats(client, message.call_id)
             case Drain():
@@ -174,9 +179,22 @@ class EngineServer:
     def _welcome(self, client: bytes) -> None:
         peer = self._peers[client] = Peer(client, last_heard=self._clock())
         self._log.info("client_joined", client=client.hex())
-        self._send(client, Welcome(self._generation, self._info, peer.session))
+        self._send(client, self._welcome_of(peer))
         if self._draining:
-            self._send(client, Alive(self._generation, draining=True))
+            self._send(client, self._alive)
+
+    def _welcome_of(self, peer: Peer) -> Welcome:
+        return Welcome(
+            self._generation,
+            self._info,
+            peer.session,
+            warming=self._residency.is_warming,
+            recent=list(self._residency.recent),
+        )
+
+    @property
+    def _alive(self) -> Alive:
+        return Alive(self._generation, self._draining, self._residency.is_warming)
 
     def _generate(self, peer: Peer, message: Generate) -> None:
         request = message.request
@@ -221,6 +239,9 @@ class EngineServer:
             self._core.stats(),
             host_adapters=self._host.num_adapters,
             host_adapter_bytes=self._host.num_bytes,
+            pinned=list(self._residency.pinned),
+            warm=list(self._residency.warm),
+            warming=self._residency.is_warming,
         )
         self._send(client, Stats(self._generation, call_id, stats))
 
@@ -228,10 +249,13 @@ class EngineServer:
 
     def _keep_house(self, is_inbox_empty: bool) -> None:
         now = self._clock()
+        if self._was_warming and not self._residency.is_warming:
+            self._was_warming = False
+            self._next_beat = now  # all clients learn of it at once
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
             for client in self._peers:
-                self._send(client, Alive(self._generation, self._draining))
+                self._send(client, self._alive)
         self._lost.update(self._socket.flush(now))
         if is_inbox_empty:
             # Only now is silence a client's own, and not that of a step that took long.

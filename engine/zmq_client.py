@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from engine.adapter_fetcher import AdapterFetcher
-from engine.client import FetchAdapter
+from engine.client import FetchAdapter, OnJoin
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -31,6 +31,7 @@ from engine.messages import (
     Outputs,
     Refused,
     RequestOutput,
+    SetResidency,
     Stats,
     Unload,
     Welcome,
@@ -83,6 +84,8 @@ class ZmqEngineClient:
         self._abandoned: tuple[int, list[int]] = 0, []
         """The session that was lost last, and its requests."""
         self._is_draining = False
+        self._is_warming = False
+        self._joined: list[OnJoin] = []
         self._is_connected = False
         self._is_open = False
         self._last_heard = 0.0
@@ -143,6 +146,11 @@ class ZmqEngineClient:
         return asyncio.get_running_loop().time() - self._last_heard <= self._doubt_after
 
     @property
+    def is_warming(self) -> bool:
+        """Whether the engine is new, and still loads what it starts with."""
+        return self._is_warming
+
+    @property
     def info(self) -> EngineInfo:
         """The engine's effective limits; the last known ones while it is away."""
         if self._info is None:
@@ -189,6 +197,19 @@ class ZmqEngineClient:
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         self._send_surely(Unload(digest))
+
+    def set_residency(
+        self, pinned: Sequence[str], warm: Sequence[str], recent: Sequence[str] = ()
+    ) -> None:
+        """Say which adapters are pinned and warm; see `EngineClient`."""
+        if self._welcome is not None:  # else `on_join` will ask for it
+            self._send_surely(SetResidency(list(pinned), list(warm), list(recent)))
+
+    def on_join(self, joined: OnJoin) -> None:
+        """Have `joined` called whenever the engine has welcomed this client, now if it has."""
+        self._joined.append(joined)
+        if self._welcome is not None:
+            joined(self._welcome.recent)
 
     async def stats(self) -> EngineStats:
         """A snapshot of the engine; raises `EngineUnavailable`."""
@@ -274,17 +295,21 @@ class ZmqEngineClient:
         self._welcome = welcome
         self._info = welcome.info
         self._is_draining = False
+        self._is_warming = welcome.warming
         self._ready.set()
         session, request_ids = self._abandoned
         if session == welcome.session:  # it was only slow, and runs what we have given up
             for request_id in request_ids:
                 self._send_surely(Abort(request_id))
         self._log.info("engine_ready", generation=welcome.generation)
+        for joined in self._joined:
+            joined(welcome.recent)
 
     def _on_answer(self, message: EngineMessage) -> None:
         match message:
             case Alive():
                 self._is_draining = self._is_draining or message.draining
+                self._is_warming = message.warming
             case Accepted():
                 if (stream := self._streams.get(message.request_id)) is not None:
                     stream.accept()

@@ -54,6 +54,11 @@ class FakeEngine:
         self.requests: dict[int, EngineRequest] = {}
         self.aborted: list[int] = []
         self.unloaded: list[str] = []
+        self.is_warming = False
+        self.recent: list[str] = []
+        self.residencies: list[tuple[list[str], list[str], list[str]]] = []
+        """(pinned, warm, recent), as often as it was told."""
+        self._joined: list[Callable[[Sequence[str]], None]] = []
         self._streams: dict[int, RequestStream] = {}
         self._ids = itertools.count(1)
 
@@ -147,6 +152,22 @@ class FakeEngine:
 
     def unload(self, digest: str) -> None:
         self.unloaded.append(digest)
+
+    def set_residency(
+        self, pinned: Sequence[str], warm: Sequence[str], recent: Sequence[str] = ()
+    ) -> None:
+        self.residencies.append((list(pinned), list(warm), list(recent)))
+
+    def on_join(self, joined: Callable[[Sequence[str]], None]) -> None:
+        self._joined.append(joined)
+        joined(self.recent)
+
+    def restart(self, recent: Sequence[str] = ()) -> None:
+        """A new engine is there, with files of these adapters on its disk."""
+        self.is_ready = True
+        self.recent = list(recent)
+        for joined in self._joined:
+            joined(self.recent)
 
     async def stats(self) -> EngineStats:
         raise EngineUnavailable("a fake has no statistics")

@@ -1,0 +1,87 @@
+"""Which adapters an engine keeps whatever their use, and when a new engine is warm.
+
+The service says what is pinned and warm (`SetResidency`), as a whole and again and again. A new
+engine then loads the pinned adapters, the warm ones, and those that were used last before it
+started; until that is done, or has taken too long, it is *warming*: it serves, but asks to be left
+alone.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from engine.adapter_disk import is_digest
+from engine.adapter_host import AdapterHost
+from engine.core import EngineCore
+
+
+class Residency:
+    """Belongs to the step loop's thread.
+
+    `max_pinned` is what the scheduler takes; pinned adapters beyond it are kept in host memory.
+    `num_recent` adapters at most are read ahead. With 0 `warm_up_seconds` there is no warming.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        host: AdapterHost,
+        *,
+        max_pinned: int,
+        num_recent: int,
+        warm_up_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._host = host
+        self._max_pinned = max_pinned
+        self._clock = clock
+        self._started = clock()
+        self._warm_up_seconds = warm_up_seconds
+        self._is_warming = warm_up_seconds > 0
+        self._awaited: set[str] | None = None
+        """What is loaded before the engine is warm; None until the service said what to keep."""
+        self.recent = tuple(host.recent[:num_recent])
+        """Adapters used before this engine started and on its disk, the last one first."""
+        self.pinned: tuple[str, ...] = ()
+        self.warm: tuple[str, ...] = ()
+        self._log = structlog.get_logger("engine.residency")
+
+    def set(self, pinned: Iterable[str], warm: Iterable[str], recent: Iterable[str] = ()) -> None:
+        """Replace what is pinned and warm. `recent`, adapters to read ahead, counts once only."""
+        wanted = [digest for digest in dict.fromkeys(pinned) if is_digest(digest)]
+        self.pinned, beyond = tuple(wanted[: self._max_pinned]), wanted[self._max_pinned :]
+        if beyond:
+            self._log.warning("too_many_pinned", limit=self._max_pinned, beyond=len(beyond))
+        self.warm = tuple(dict.fromkeys((*beyond, *filter(is_digest, warm))))
+        self._core.pin(frozenset(self.pinned))
+        self._host.keep(self.warm)
+        if self._awaited is None:
+            self._host.read_ahead(digest for digest in recent if is_digest(digest))
+            self._awaited = {*self.pinned, *self.warm, *self.recent}
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the engine is still loading what it starts with; never again once it is not."""
+        if self._is_warming:
+            seconds = self._clock() - self._started
+            is_late = seconds >= self._warm_up_seconds
+            if is_late or (self._awaited is not None and not self._has_awaited()):
+                self._is_warming = False
+                self._log.info(
+                    "warm", seconds=round(seconds, 3), adapters=self._host.num_adapters,
+                    is_complete=not is_late,
+                )  # fmt: skip
+        return self._is_warming
+
+    def _has_awaited(self) -> bool:
+        assert self._awaited is not None
+        placed = self._core.stats().resident
+        self._awaited = {
+            digest
+            for digest in self._awaited
+            if self._host.is_coming(digest)
+            or (digest in self.pinned and digest not in placed and self._host.has(digest))
+        }
+        return bool(self._awaited)
