@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from adapter_store.digest import hash_files
@@ -27,6 +29,13 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
+def checked(digest: str) -> str:
+    """Return the digest; raises `BlobError` for anything else."""
+    if not is_digest(digest):
+        raise BlobError(digest[:64], "not a digest")
+    return digest
+
+
 def holds(folder: Path, digest: str) -> bool:
     """Whether the folder's files hash to `digest`; reads them all."""
     try:
@@ -42,29 +51,41 @@ def place(digest: str, config: bytes, weights: Path, target: Path, scratch: Path
     `scratch` is a folder on the same filesystem. Files at `target` that hash to the digest already
     stay; others are replaced. Raises `BlobCorrupt` if the source does not hash to the digest.
     """
+    with staging(digest, scratch) as folder:
+        _write(folder / CONFIG_FILE, config)
+        _copy(weights, folder / WEIGHTS_FILE)
+        publish(digest, folder, target, scratch)
+
+
+@contextmanager
+def staging(digest: str, scratch: Path) -> Generator[Path]:
+    """Make an empty folder in `scratch` for `publish` to move away; else it goes in the end."""
     with tempfile.TemporaryDirectory(
         prefix=".placing-", dir=scratch, ignore_cleanup_errors=True
     ) as temporary:
         folder = Path(temporary) / digest
         folder.mkdir()
-        _write(folder / CONFIG_FILE, config)
-        _copy(weights, folder / WEIGHTS_FILE)
-        sync_folder(folder)
-        if not holds(folder, digest):
-            raise BlobCorrupt(digest, "the files do not hash to their digest")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(_ATTEMPTS):
-            try:
-                os.rename(folder, target)
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    raise
-            else:
-                sync_folder(target.parent)
-                return
-            if holds(target, digest):  # another process placed the same files first
-                return
-            remove(target, scratch)
+        yield folder
+
+
+def publish(digest: str, folder: Path, target: Path, scratch: Path) -> None:
+    """Move a folder, whose files are on the disk, to `target`; as `place` says of its copy."""
+    sync_folder(folder)
+    if not holds(folder, digest):
+        raise BlobCorrupt(digest, "the files do not hash to their digest")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(_ATTEMPTS):
+        try:
+            os.rename(folder, target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        else:
+            sync_folder(target.parent)
+            return
+        if holds(target, digest):  # another process placed the same files first
+            return
+        remove(target, scratch)
     raise BlobError(digest, "the files could not be put in place: others keep replacing them")
 
 

@@ -5,20 +5,18 @@ and only the registry knows who uses it.
 """
 
 import asyncio
-import fcntl
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from adapter_store import blob_folder
+from adapter_store.digest_locks import DigestLocks
 from adapter_store.errors import BlobCorrupt, BlobError, BlobMissing
 
 T = TypeVar("T")
-
-_LOCK_POLL_SECONDS = 0.02
 
 
 class BlobStore(Protocol):
@@ -63,7 +61,7 @@ class BlobStore(Protocol):
 
         An upload holds over `put` and `Registry.register_version`, a deletion over
         `Registry.is_live` and `delete`: so no blob goes between an upload's put and its commit.
-        Hold one at a time.
+        Hold one at a time, and fetch nothing meanwhile.
         """
         ...
 
@@ -78,8 +76,7 @@ class LocalBlobStore:
         self._root = root
         self._scratch = root / "tmp"
         self._quarantine = root / "quarantine"
-        self._locks = root / "locks"
-        self._waiting: dict[str, asyncio.Lock] = {}
+        self._locks = DigestLocks(root / "locks")
 
     async def put(self, digest: str, config: bytes, weights: Path) -> None:
         """See `BlobStore.put`."""
@@ -104,22 +101,9 @@ class LocalBlobStore:
         """See `BlobStore.clear_leftovers`."""
         return await asyncio.to_thread(self._clear, time.time() - older_than_seconds, dry_run)
 
-    @asynccontextmanager
-    async def hold(self, digest: str) -> AsyncGenerator[None]:
-        """See `BlobStore.hold`. One lock serves all digests with the same first two digits."""
-        stripe = self._folder(digest).parent.name
-        async with self._waiting.setdefault(stripe, asyncio.Lock()):
-            with _reported(digest):
-                self._make_root()
-                descriptor = os.open(self._locks / stripe, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                # Polled: nothing tells when another process lets go, and a thread that waits in
-                # flock could not be cancelled.
-                while not _try_lock(descriptor):  # noqa: ASYNC110
-                    await asyncio.sleep(_LOCK_POLL_SECONDS)
-                yield
-            finally:
-                os.close(descriptor)  # and with it the lock
+    def hold(self, digest: str) -> AbstractAsyncContextManager[None]:
+        """See `BlobStore.hold`."""
+        return self._locks.hold(blob_folder.checked(digest))
 
     async def _run(self, digest: str, work: Callable[[Path], T]) -> T:
         folder = self._folder(digest)
@@ -132,14 +116,11 @@ class LocalBlobStore:
         return await asyncio.to_thread(reported)
 
     def _folder(self, digest: str) -> Path:
-        if not blob_folder.is_digest(digest):
-            raise BlobError(digest[:64], "not a digest")
-        return self._root / digest[:2] / digest
+        return self._root / digest[:2] / blob_folder.checked(digest)
 
     def _make_root(self) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._scratch.mkdir(exist_ok=True)
-        self._locks.mkdir(exist_ok=True)
 
     def _put(self, digest: str, config: bytes, weights: Path, folder: Path) -> None:
         if folder.exists():
@@ -191,14 +172,6 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:  # gone since it was listed
         return float("inf")
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

@@ -19,24 +19,38 @@ def hash_files(config: bytes, weights: Path) -> str:
 
 
 def hash_adapter(config: PeftConfig, weights: Path) -> str:
+    """The digest (`AdapterHasher`) of a parsed config and a file; raises as `hash_files` does."""
+    with weights.open("rb") as file:
+        hasher = AdapterHasher(config, file.seek(0, 2))
+        file.seek(0)
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+class AdapterHasher:
     """SHA-256 over `loraplex-1`, the config's canonical JSON, and the file's bytes as they are.
 
     Each part comes after its length (8 bytes, little endian). The canonical JSON holds only fields
     that change the result, defaults filled in, so that a config re-saved by another version of PEFT
-    keeps its digest.
+    keeps its digest. The file's bytes come by and by.
     """
-    digest = hashlib.sha256()
-    for part in (_VERSION, config.canonical_json()):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    with weights.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        digest.update(size.to_bytes(8, "little"))
-        left = size
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            left -= len(chunk)
-    if left:
-        raise AdapterFormatError("file_changed", "the weights file changed while it was read")
-    return digest.hexdigest()
+
+    def __init__(self, config: PeftConfig, weights_bytes: int) -> None:
+        self._digest = hashlib.sha256()
+        for part in (_VERSION, config.canonical_json()):
+            self._digest.update(len(part).to_bytes(8, "little"))
+            self._digest.update(part)
+        self._digest.update(weights_bytes.to_bytes(8, "little"))
+        self._left = weights_bytes
+
+    def update(self, chunk: bytes) -> None:
+        """Take the file's next bytes."""
+        self._digest.update(chunk)
+        self._left -= len(chunk)
+
+    def hexdigest(self) -> str:
+        """The digest; raises AdapterFormatError if other than the announced bytes came."""
+        if self._left:
+            raise AdapterFormatError("file_changed", "the weights file changed while it was read")
+        return self._digest.hexdigest()
