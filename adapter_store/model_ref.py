@@ -81,6 +81,11 @@ def check_tenant_name(name: str) -> None:
     )
 
 
+def is_name(text: str) -> bool:
+    """Whether an adapter or a tenant may have this name; databases refuse some other texts."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_alias(alias: str) -> None:
     """Raise `InvalidName` unless an alias may be called `alias`."""
     _check(_ALIAS, alias, "alias", "a letter a-z, then up to 30 of a-z 0-9 -")

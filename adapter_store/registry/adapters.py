@@ -7,6 +7,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import AdapterNotFound, VersionNotFound
+from adapter_store.model_ref import is_name
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
@@ -29,6 +30,8 @@ async def find_row(
     session: AsyncSession, tenant_id: int, name: str, *, lock: bool
 ) -> Adapter | None:
     """The row of a name, also where only its version counter is left."""
+    if not is_name(name):
+        return None
     query = select(Adapter).where(Adapter.tenant_id == tenant_id, Adapter.name == name)
     return await session.scalar(query.with_for_update() if lock else query)
 

@@ -24,6 +24,7 @@ TENANT_SCOPES = frozenset({"tenant", "inference", "metrics"})
 PLATFORM_SCOPES = frozenset({"admin", "metrics"})
 ADMIN_PURPOSE = "admin"
 
+_KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{43}")
 
 
@@ -88,21 +89,30 @@ async def revoke(session: AsyncSession, change: Change, key_id: str, tenant: str
 
     With `tenant`, only a key of that tenant is found. Raises `KeyNotFound`.
     """
-    found = (
-        await session.execute(
-            select(ApiKey, Tenant.name)
-            .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
-            .where(ApiKey.key_id == key_id)
-        )
-    ).one_or_none()
-    if found is None or (tenant is not None and found[1] != tenant):
-        raise KeyNotFound(f"there is no key {key_id[:32]!r}")
-    row, owner = found
+    row, owner = await _find(session, key_id, tenant)
     if row.revoked_at is None:
         row.revoked_at = change.now
         change.record(session, "key.revoke", owner, key_id)
         await session.flush()
     return _info(row, owner)
+
+
+async def _find(
+    session: AsyncSession, key_id: str, tenant: str | None
+) -> tuple[ApiKey, str | None]:
+    found = None
+    if _KEY_ID.fullmatch(key_id):
+        found = (
+            await session.execute(
+                select(ApiKey, Tenant.name)
+                .outerjoin(Tenant, Tenant.id == ApiKey.tenant_id)
+                .where(ApiKey.key_id == key_id)
+                .with_for_update(of=ApiKey)
+            )
+        ).one_or_none()
+    if found is None or (tenant is not None and found[1] != tenant):
+        raise KeyNotFound(f"there is no key {key_id[:32]!r}")
+    return found[0], found[1]
 
 
 async def find_principal(session: AsyncSession, key_hash: str) -> Principal | None:

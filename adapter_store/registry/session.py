@@ -4,6 +4,10 @@ SQLite: WAL, one writer at a time. A write transaction starts with `BEGIN IMMEDI
 deferred one that reads first and writes later fails at once, whatever the busy timeout, when
 another writer came between. Within a process writers queue on a lock in order of arrival; SQLite's
 own waiting is by polling and unfair.
+
+PostgreSQL: writers are READ COMMITTED and lock the rows that they count on, readers have one
+snapshot. A connection, a statement, a wait for a lock and an idle transaction all have an end, so
+that a frozen process or a server that went away holds up nobody for long.
 """
 
 import asyncio
@@ -29,7 +33,13 @@ T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]
 
 BUSY_TIMEOUT_SECONDS = 5.0
+"""For a lock, a free connection and a new one."""
+STATEMENT_TIMEOUT_SECONDS = 15.0
+_IDLE_TRANSACTION_SECONDS = 15.0
 _WRITE_ATTEMPTS = 5
+# serialization_failure and deadlock_detected: another transaction came first. 0A000 is "cached
+# plan must not change result type": after a migration under a running service, once a connection.
+_PASSING_STATES = frozenset(("40001", "40P01", "0A000"))
 _ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgres": "postgresql+asyncpg",
@@ -58,10 +68,11 @@ def async_url(url: str) -> URL:
     return parsed.set(drivername=_ASYNC_DRIVERS[backend])
 
 
-def create_engine(url: str | URL) -> AsyncEngine:
-    """An engine for `url`, with SQLite set up as this module says.
+def create_engine(url: str | URL, *, has_limits: bool = False) -> AsyncEngine:
+    """An engine for `url`, with each dialect set up as this module says.
 
-    Transactions are deferred unless the connection has the execution option `immediate`.
+    SQLite's transactions are deferred unless the connection has the execution option `immediate`.
+    With `has_limits` PostgreSQL ends what takes too long; migrations may take their time.
     """
     parsed = async_url(url) if isinstance(url, str) else url
     common: dict[str, Any] = {
@@ -70,12 +81,27 @@ def create_engine(url: str | URL) -> AsyncEngine:
         "json_deserializer": msgspec.json.decode,
     }
     if parsed.get_backend_name() != "sqlite":
-        return create_async_engine(parsed, pool_pre_ping=True, **common)
+        return create_async_engine(
+            parsed, pool_pre_ping=True, pool_timeout=BUSY_TIMEOUT_SECONDS,
+            connect_args={
+                "timeout": BUSY_TIMEOUT_SECONDS,
+                "command_timeout": STATEMENT_TIMEOUT_SECONDS if has_limits else None,
+                "server_settings": _LIMITS if has_limits else {},
+            },
+            **common,
+        )  # fmt: skip
     connect_args = {"isolation_level": None, "timeout": BUSY_TIMEOUT_SECONDS}
     engine = create_async_engine(parsed, connect_args=connect_args, **common)
     event.listen(engine.sync_engine, "connect", _set_up_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+_LIMITS = {
+    "application_name": "loraplex",
+    "lock_timeout": f"{BUSY_TIMEOUT_SECONDS:g}s",
+    "idle_in_transaction_session_timeout": f"{_IDLE_TRANSACTION_SECONDS:g}s",
+}
 
 
 def _to_json(value: Any) -> str:
@@ -103,7 +129,7 @@ class Database:
     """Runs units of work, each in a transaction of its own. Made on the loop that uses it."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_engine(url)
+        self._engine = create_engine(url, has_limits=True)
         self._writing_engine = self._engine.execution_options(immediate=True)
         self._reading_engine = self._engine
         self._write_lock: asyncio.Lock | None = None
@@ -120,30 +146,42 @@ class Database:
     async def read(self, work: Work[T]) -> T:
         """Run `work` on a consistent snapshot; what it writes is dropped.
 
-        Raises `RegistryUnavailable` when the database does not answer.
+        Where the server cut the connection it runs a second time, on a new one. Raises
+        `RegistryUnavailable` when the database does not answer.
         """
-        async with translated_errors(), self._session(self._reading_engine) as session:
+        async with translated_errors():
+            try:
+                return await self._read_once(work)
+            except DBAPIError as error:
+                if not (error.connection_invalidated or _is_passing(error)):
+                    raise
+            return await self._read_once(work)
+
+    async def _read_once(self, work: Work[T]) -> T:
+        async with self._session(self._reading_engine) as session:
             return await work(session)
 
     async def write(self, work: Work[T]) -> T:
         """Run `work` and commit; on any exception nothing is stored.
 
-        A unique or foreign key violation means that another process came first: `work` runs again,
-        on what that process left. Raises `RegistryUnavailable` when the database does not answer.
+        A unique or foreign key violation, a deadlock or a failed serialization means that another
+        process came first: `work` runs again, on what that process left. Raises
+        `RegistryUnavailable` when the database does not answer.
         """
-        for _ in range(_WRITE_ATTEMPTS - 1):
-            try:
-                return await self._write_once(work)
-            except IntegrityError:
-                continue
-        return await self._write_once(work)
+        async with translated_errors():
+            for _ in range(_WRITE_ATTEMPTS - 1):
+                try:
+                    return await self._write_once(work)
+                except DBAPIError as error:
+                    if not (isinstance(error, IntegrityError) or _is_passing(error)):
+                        raise
+            return await self._write_once(work)
 
     async def _write_once(self, work: Work[T]) -> T:
-        async with translated_errors():
-            if self._write_lock is None:
-                return await self._commit(work)
-            async with self._write_lock:
-                return await self._commit(work)
+        if self._write_lock is None:
+            return await self._commit(work)
+        async with self._write_lock:
+            return await self._commit(work)
 
     async def _commit(self, work: Work[T]) -> T:
         async with self._session(self._writing_engine) as session, session.begin():
@@ -155,6 +193,10 @@ class Database:
     async def close(self) -> None:
         """Close all connections."""
         await self._engine.dispose()
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    return getattr(error.orig, "sqlstate", None) in _PASSING_STATES
 
 
 @asynccontextmanager

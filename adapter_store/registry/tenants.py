@@ -4,7 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import InvalidField, NameTaken, TenantNotFound
-from adapter_store.model_ref import check_tenant_name
+from adapter_store.model_ref import check_tenant_name, is_name
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Tenant
 from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
@@ -36,7 +36,9 @@ async def get(session: AsyncSession, name: str) -> TenantInfo:
 
 async def find(session: AsyncSession, name: str) -> Tenant:
     """The row; raises `TenantNotFound`."""
-    tenant = await session.scalar(select(Tenant).where(Tenant.name == name))
+    tenant = None
+    if is_name(name):
+        tenant = await session.scalar(select(Tenant).where(Tenant.name == name))
     if tenant is None:
         raise TenantNotFound(f"there is no tenant {name[:64]!r}")
     return tenant

@@ -1,17 +1,21 @@
 import asyncio
+import socket
 import sqlite3
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import RegistryUnavailable
+from adapter_store.registry import session as session_module
 from adapter_store.registry.models import AdapterVersion, Tenant
+from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database, async_url
+from tests.support.postgres import PostgresServer
 from tests.support.registry import FINGERPRINT, create_schema, database_url, open_registry, upload
 
 pytestmark = pytest.mark.anyio
@@ -58,8 +62,8 @@ async def test_sqlite_is_set_up_for_many_readers_and_one_writer(tmp_path: Path):
     await database.close()
 
 
-async def test_readers_go_on_while_a_writer_is_at_work(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_readers_go_on_while_a_writer_is_at_work(registry_url: str):
+    async with open_registry(registry_url) as registry:
         writing, go_on = asyncio.Event(), asyncio.Event()
 
         async def slow(session: AsyncSession) -> None:
@@ -76,8 +80,8 @@ async def test_readers_go_on_while_a_writer_is_at_work(tmp_path: Path):
         assert len(await registry.list_tenants()) == 3
 
 
-async def test_a_cancelled_writer_stores_nothing_and_frees_its_place(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_cancelled_writer_stores_nothing_and_frees_its_place(registry_url: str):
+    async with open_registry(registry_url) as registry:
         writing = asyncio.Event()
 
         async def endless(session: AsyncSession) -> None:
@@ -95,8 +99,8 @@ async def test_a_cancelled_writer_stores_nothing_and_frees_its_place(tmp_path: P
         assert [t.name for t in await registry.list_tenants()] == ["acme", "after", "zen"]
 
 
-async def test_a_reader_sees_one_snapshot(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_reader_sees_one_snapshot(registry_url: str):
+    async with open_registry(registry_url) as registry:
 
         async def work(session: AsyncSession) -> tuple[int, int]:
             before = len((await session.scalars(select(Tenant.name))).all())
@@ -107,8 +111,8 @@ async def test_a_reader_sees_one_snapshot(tmp_path: Path):
         assert len(await registry.list_tenants()) == 3
 
 
-async def test_what_a_reader_writes_is_dropped(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_what_a_reader_writes_is_dropped(registry_url: str):
+    async with open_registry(registry_url) as registry:
 
         async def work(session: AsyncSession) -> None:
             session.add(Tenant(name="ghost", weight=1.0, created_at=NOW))
@@ -118,8 +122,8 @@ async def test_what_a_reader_writes_is_dropped(tmp_path: Path):
         assert len(await registry.list_tenants()) == 2
 
 
-async def test_work_that_met_another_process_runs_again(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_work_that_met_another_process_runs_again(registry_url: str):
+    async with open_registry(registry_url) as registry:
         names = iter(["acme", "acme", "new"])
 
         async def work(session: AsyncSession) -> str:
@@ -131,8 +135,8 @@ async def test_work_that_met_another_process_runs_again(tmp_path: Path):
         assert await registry.database.write(work) == "new"
 
 
-async def test_work_that_always_fails_is_not_repeated_for_ever(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_work_that_always_fails_is_not_repeated_for_ever(registry_url: str):
+    async with open_registry(registry_url) as registry:
 
         async def work(session: AsyncSession) -> None:
             session.add(Tenant(name="acme", weight=1.0, created_at=NOW))
@@ -142,8 +146,8 @@ async def test_work_that_always_fails_is_not_repeated_for_ever(tmp_path: Path):
             await registry.database.write(work)
 
 
-async def test_the_database_itself_keeps_a_version_that_an_alias_points_to(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_the_database_itself_keeps_a_version_that_an_alias_points_to(registry_url: str):
+    async with open_registry(registry_url) as registry:
         await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
 
         async def work(session: AsyncSession) -> None:
@@ -154,8 +158,8 @@ async def test_the_database_itself_keeps_a_version_that_an_alias_points_to(tmp_p
             await registry.database.write(work)
 
 
-async def test_a_time_without_a_zone_is_a_mistake(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_time_without_a_zone_is_a_mistake(registry_url: str):
+    async with open_registry(registry_url) as registry:
 
         async def work(session: AsyncSession) -> None:
             session.add(Tenant(name="x", weight=1.0, created_at=datetime(2030, 1, 1)))
@@ -185,8 +189,96 @@ async def test_a_database_that_does_not_answer_is_a_clear_error(tmp_path: Path):
             await asyncio.to_thread(thread.join)
 
 
-async def test_error_texts_hold_no_values(tmp_path: Path):
-    async with open_registry(tmp_path) as registry:
+async def test_a_writer_that_met_another_in_a_deadlock_goes_again(registry_url: str):
+    async with open_registry(registry_url) as registry:
+        both_hold = asyncio.Barrier(2) if "postgresql" in registry_url else None
+        runs: list[str] = []
+
+        async def raise_weights(session: AsyncSession, names: tuple[str, str]) -> None:
+            runs.append(names[0])
+            for name in names:
+                await session.execute(
+                    update(Tenant).where(Tenant.name == name).values(weight=Tenant.weight + 1)
+                )
+                if both_hold is not None and len(runs) <= 2 and name == names[0]:
+                    await both_hold.wait()
+
+        write = registry.database.write
+        await asyncio.gather(
+            write(lambda s: raise_weights(s, ("acme", "zen"))),
+            write(lambda s: raise_weights(s, ("zen", "acme"))),
+        )
+        assert [t.weight for t in await registry.list_tenants()] == [3.0, 3.0]
+        assert len(runs) == (3 if both_hold else 2)
+
+
+async def test_a_reader_whose_connection_was_cut_reads_again(
+    migrated_postgres: str, postgres: PostgresServer
+):
+    async with open_registry(migrated_postgres) as registry:
+        runs: list[int] = []
+
+        async def work(session: AsyncSession) -> int:
+            own = await session.scalar(text("SELECT pg_backend_pid()"))
+            runs.append(own)
+            if len(runs) == 1:
+                await postgres.execute(f"SELECT pg_terminate_backend({own})")
+            return len((await session.scalars(select(Tenant.name))).all())
+
+        assert await registry.database.read(work) == 2
+        assert len(set(runs)) == 2
+
+
+async def test_a_frozen_writers_row_is_waited_for_a_while_only(
+    registry_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(session_module, "BUSY_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setitem(session_module._LIMITS, "lock_timeout", "0.2s")
+    async with open_registry(registry_url) as frozen, open_registry(registry_url) as other:
+        holding, thawed = asyncio.Event(), asyncio.Event()
+
+        async def freeze(session: AsyncSession) -> None:
+            await session.scalar(select(Tenant).where(Tenant.name == "acme").with_for_update())
+            holding.set()
+            await thawed.wait()
+
+        async def rename(session: AsyncSession) -> None:
+            await session.execute(update(Tenant).values(weight=2.0))
+
+        task = asyncio.create_task(frozen.database.write(freeze))
+        await holding.wait()
+        with pytest.raises(RegistryUnavailable):
+            await other.database.write(rename)
+        thawed.set()
+        await task
+        await other.database.write(rename)
+
+
+async def test_a_server_that_cannot_be_reached_is_a_clear_error(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(session_module, "BUSY_TIMEOUT_SECONDS", 0.2)
+
+    async def work(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
+        port = silent.getsockname()[1]
+        for url in (
+            f"postgresql://u:s3cret@127.0.0.1:{port}/db",
+            "postgresql://u:s3cret@127.0.0.1:1/db",
+            postgres.url("no_such_database"),
+        ):
+            database = Database(url)
+            for call in (database.read, database.write):
+                with pytest.raises(RegistryUnavailable) as caught:
+                    await call(work)
+                assert "127.0.0.1" not in caught.value.message
+            await database.close()
+
+
+async def test_error_texts_hold_no_values(registry_url: str):
+    async with open_registry(registry_url) as registry:
 
         async def work(session: AsyncSession) -> None:
             await session.execute(text("INSERT INTO tenant (name) VALUES (:n)"), {"n": "s3cret"})
@@ -213,6 +305,7 @@ async def test_a_ping_notices_that_the_file_is_damaged(tmp_path: Path):
         await registry.ping()
     path = tmp_path / "registry.db"
     path.write_bytes(path.read_bytes()[:100] + b"X" * (path.stat().st_size - 100))
-    async with open_registry(tmp_path) as registry:
-        with pytest.raises(RegistryUnavailable):
-            await registry.ping()
+    registry = Registry(Database(database_url(tmp_path)))
+    with pytest.raises(RegistryUnavailable):
+        await registry.ping()
+    await registry.close()
