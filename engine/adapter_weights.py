@@ -1,6 +1,6 @@
 """One adapter in host memory, fused and rounded as the model runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,14 @@ from adapter_store.base_model import BaseModel
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_format import Binding, inspect_adapter
 from engine.errors import AdapterUnavailable
-from engine.models.projections import ProjectionKey, iter_projections, module_path
+from engine.models.projections import (
+    SPLIT_PROJECTIONS,
+    LayerProjections,
+    ProjectionKey,
+    ProjectionSpec,
+    iter_projections,
+    module_path,
+)
 from lora_kernels import CpuKernels, LoraSlice
 from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuWeights
 
@@ -39,22 +46,24 @@ def load_adapter(
     *,
     max_rank: int,
     dtype: torch.dtype,
+    projections: LayerProjections = SPLIT_PROJECTIONS,
     kernels: CpuKernels = TORCH_KERNELS,
 ) -> AdapterWeights:
     """Read an adapter's folder; safe on any thread.
 
     The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
-    Values are rounded to `dtype`, the model's, and fused for `kernels`, the model's too. Raises
-    AdapterUnavailable.
+    Values are rounded to `dtype`, and fused into `projections` for `kernels`: all three the
+    model's. Raises AdapterUnavailable.
     """
-    weights = folder / WEIGHTS_FILE
+    weights_file = folder / WEIGHTS_FILE
     try:
         config = (folder / CONFIG_FILE).read_bytes()
-        inspected = inspect_adapter(config, weights, base, max_rank=max_rank)
+        inspected = inspect_adapter(config, weights_file, base, max_rank=max_rank)
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
-        with safe_open(weights, "pt") as file:
-            projections = _fuse(inspected.bindings, file, base, dtype, kernels)
+        with safe_open(weights_file, "pt") as file:
+            slots = iter_projections(base.num_layers, projections)
+            fused = _fuse(inspected.bindings, file, slots, dtype, kernels)
     except AdapterFormatError as error:
         raise AdapterUnavailable(digest, f"{error.code}: {error.message}") from error
     except (OSError, SafetensorError) as error:
@@ -62,21 +71,21 @@ def load_adapter(
     return AdapterWeights(
         digest=digest,
         rank=max(binding.rank for binding in inspected.bindings),
-        projections=projections,
-        nbytes=sum(fused.nbytes for fused in projections.values()),
+        projections=fused,
+        nbytes=sum(weights.nbytes for weights in fused.values()),
     )
 
 
 def _fuse(
     bindings: tuple[Binding, ...],
     file: Any,
-    base: BaseModel,
+    slots: Iterable[tuple[ProjectionKey, ProjectionSpec]],
     dtype: torch.dtype,
     kernels: CpuKernels,
 ) -> dict[ProjectionKey, CpuWeights]:
     bound = {binding.module: binding for binding in bindings}
     projections: dict[ProjectionKey, CpuWeights] = {}
-    for key, spec in iter_projections(base.num_layers):
+    for key, spec in slots:
         members = [bound.pop(module_path(key.layer, member), None) for member in spec.members]
         if any(members):
             slices = [None if member is None else _read(member, file) for member in members]

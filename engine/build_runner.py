@@ -19,6 +19,7 @@ from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_bl
 from engine.model_runner import ModelRunner, RowSampler
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
+from engine.models.projections import LayerProjections
 from engine.sampling.sampler import Sampler
 from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
 from lora_kernels import CpuKernels, choose_cpu_kernels
@@ -36,6 +37,7 @@ class BuiltRunner:
 
     runner: ModelRunner
     base: BaseModel
+    projections: LayerProjections
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_position_embeddings: int
@@ -58,6 +60,7 @@ class BuiltRunner:
             self.base,
             max_rank=self.max_lora_rank,
             dtype=_DTYPES[self.dtype],
+            projections=self.projections,
             kernels=self.kernels,
         )
 
@@ -92,9 +95,9 @@ def build_runner(
         raise ConfigError(f"block_size must divide {KV_TILE}, not {block_size}")
     if threads is not None:
         torch.set_num_threads(threads)
-    config = read_decoder_config(model_dir)
+    config = read_decoder_config(model_dir, max_model_len)
     model_dtype = _choose_dtype(dtype, config)
-    length = _check_model_len(max_model_len, config)
+    length = config.max_model_len
     try:
         base = read_base_model(model_dir, name=name)
     except BaseModelError as error:
@@ -114,12 +117,15 @@ def build_runner(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         windows=config.windows,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
     )
     return BuiltRunner(
         runner=ModelRunner(
             decoder, kv_cache, attention, make_sampler(config.vocab_size, config.eos_token_ids)
         ),
         base=base,
+        projections=config.projections,
         eos_token_ids=config.eos_token_ids,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
@@ -156,17 +162,6 @@ def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"dtype must be auto, float32 or bfloat16 on a CPU, not {name!r}")
     return _DTYPES[name]
-
-
-def _check_model_len(max_model_len: int | None, config: DecoderConfig) -> int:
-    if max_model_len is None:
-        return config.max_position_embeddings
-    if max_model_len > config.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len {max_model_len} is more than the model's max_position_embeddings "
-            f"{config.max_position_embeddings}"
-        )
-    return max_model_len
 
 
 def _make_kv_cache(

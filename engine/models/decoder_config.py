@@ -1,10 +1,9 @@
 """What the decoder needs to know of a Hugging Face config; what it cannot honour is refused."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -12,43 +11,12 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ConfigError
+from engine.models.families import FAMILIES, BiasRule, Family
+from engine.models.projections import LayerProjections
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Frequencies that depend on the position alone. `dynamic` and `longrope` change with the longest
-sequence of a batch, so that cached keys would no longer be those that transformers computes."""
-
-BiasRule = bool | Literal["attention_bias", "mlp_bias"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How a model type differs from Llama. A string names the config field that decides."""
-
-    architecture: str
-    qkv_bias: BiasRule = False
-    o_bias: BiasRule = False
-    mlp_bias: BiasRule = False
-    qk_norm: bool = False
-    windowed: Literal["no", "all", "by_layer"] = "no"
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(
-        architecture="LlamaForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-    ),
-    "mistral": Family(architecture="MistralForCausalLM", windowed="all"),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, windowed="by_layer"),
-    "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        windowed="by_layer",
-    ),
-}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+"""Frequencies that a position and the longest sequence served decide. `dynamic` changes with each
+length, so that cached keys would no longer be those that transformers computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +33,10 @@ class DecoderConfig:
     head_dim: int
     norm_eps: float
     max_position_embeddings: int
+    max_model_len: int
+    """The longest sequence that `inv_freq` holds for."""
     tie_word_embeddings: bool
+    projections: LayerProjections
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -73,16 +44,34 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """For each layer, how many positions a query sees, its own included; None: all."""
     inv_freq: tuple[float, ...]
-    """[head_dim / 2] rotary frequencies."""
+    """[rotary_dim / 2] rotary frequencies; the channels of a head past `rotary_dim` stay."""
     rope_scaling: float
-    """Factor of the rotary cosines and sines (yarn)."""
+    """Factor of the rotary cosines and sines (yarn, longrope)."""
+    activation: Literal["silu", "gelu_pytorch_tanh"]
+    """Of the gate in the MLP."""
+    unit_offset_norms: bool
+    """Norms multiply by 1 + weight, in float32."""
+    post_norms: bool
+    """Each block's output is normed again before it is added to the residual."""
+    embedding_scale: float | None
+    attention_scale: float
+    """Factor of the attention scores."""
+    attention_softcap: float | None
+    """Scores become ``softcap * tanh(score / softcap)``; None: they stay."""
+    logit_softcap: float | None
+    """The same for logits."""
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: torch.dtype | None
     """What config.json says that the weights are; None where it says nothing."""
 
 
-def read_decoder_config(model_dir: Path) -> DecoderConfig:
+def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:
     """Read `config.json` and `generation_config.json`.
+
+    `max_model_len` is the longest sequence that will be run, in tokens; None: as many as the model
+    computes one way. For longrope that is `original_max_position_embeddings`: transformers takes
+    other frequencies for all positions of a longer sequence, so whoever asks for more gets those
+    for every sequence.
 
     Raises ConfigError that names the field, for a model that would not be computed exactly.
     """
@@ -95,7 +84,8 @@ def read_decoder_config(model_dir: Path) -> DecoderConfig:
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise ConfigError(f"{model_dir / 'config.json'} cannot be read: {error}") from error
     _refuse_unsupported(config, family)
-    inv_freq, rope_scaling = _rotary_frequencies(config)
+    max_model_len = _max_model_len(config, max_model_len)
+    inv_freq, rope_scaling = _rotary_frequencies(config, max_model_len)
     return DecoderConfig(
         model_type=str(model_type),
         vocab_size=config.vocab_size,
@@ -107,7 +97,9 @@ def read_decoder_config(model_dir: Path) -> DecoderConfig:
         head_dim=_head_dim(config),
         norm_eps=config.rms_norm_eps,
         max_position_embeddings=config.max_position_embeddings,
+        max_model_len=max_model_len,
         tie_word_embeddings=bool(config.tie_word_embeddings),
+        projections=family.projections,
         qkv_bias=_has_bias(config, family.qkv_bias),
         o_bias=_has_bias(config, family.o_bias),
         mlp_bias=_has_bias(config, family.mlp_bias),
@@ -115,6 +107,13 @@ def read_decoder_config(model_dir: Path) -> DecoderConfig:
         windows=_windows(config, family),
         inv_freq=inv_freq,
         rope_scaling=rope_scaling,
+        activation=family.activation,
+        unit_offset_norms=family.unit_offset_norms,
+        post_norms=family.post_norms,
+        embedding_scale=config.hidden_size**0.5 if family.scaled_embedding else None,
+        attention_scale=_attention_scale(config),
+        attention_softcap=_positive(config, "attn_logit_softcapping"),
+        logit_softcap=_positive(config, "final_logit_softcapping"),
         eos_token_ids=_eos_token_ids(model_dir, config),
         checkpoint_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
     )
@@ -124,8 +123,9 @@ def _refuse_unsupported(config: Any, family: Family) -> None:
     architectures = list(config.architectures or [])
     if architectures != [family.architecture]:
         _refuse("architectures", architectures, f"only {family.architecture} is served")
-    if config.hidden_act != "silu":
-        _refuse("hidden_act", config.hidden_act, "only silu is served")
+    activation = getattr(config, family.activation_field)
+    if activation != family.activation:
+        _refuse(family.activation_field, activation, f"only {family.activation} is served")
     if getattr(config, "quantization_config", None) is not None:
         _refuse("quantization_config", "set", "quantized base models are not served")
     for field, expected in (("is_causal", True), ("use_bidirectional_attention", False)):
@@ -140,21 +140,63 @@ def _refuse_unsupported(config: Any, family: Family) -> None:
         )
     if _head_dim(config) % 2:
         _refuse("head_dim", _head_dim(config), "it must be even")
+    _refuse_rope(config, family)
+
+
+def _refuse_rope(config: Any, family: Family) -> None:
     rope = config.rope_parameters or {}
     rope_type = rope.get("rope_type")
     if rope_type not in _ROPE_TYPES:
         _refuse("rope_parameters.rope_type", rope_type, f"only {_ROPE_TYPES} are served")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        _refuse("partial_rotary_factor", rope["partial_rotary_factor"], "only 1.0 is served")
+    share = rope.get("partial_rotary_factor", 1.0)
+    if share != 1.0 and not family.partial_rotary:
+        _refuse("partial_rotary_factor", share, "only 1.0 is served")
+    if not isinstance(share, int | float) or not 0 < share <= 1 or _rotary_dim(config) == 0:
+        _refuse("partial_rotary_factor", share, "it must be above 0 and at most 1")
+    if rope_type == "longrope":
+        for field in ("short_factor", "long_factor"):
+            factors = rope.get(field)
+            size = (_rotary_dim(config) + 1) // 2
+            if not isinstance(factors, list) or len(factors) != size:
+                _refuse(f"rope_parameters.{field}", factors, f"it must be {size} numbers")
 
 
-def _refuse(field: str, value: object, reason: str) -> None:
+def _refuse(field: str, value: object, reason: str) -> NoReturn:
     raise ConfigError(f"config.json: {field} is {value!r}; {reason}")
 
 
 def _head_dim(config: Any) -> int:
     head_dim = getattr(config, "head_dim", None)
     return head_dim or config.hidden_size // config.num_attention_heads
+
+
+def _rotary_dim(config: Any) -> int:
+    return int(_head_dim(config) * config.rope_parameters.get("partial_rotary_factor", 1.0))
+
+
+def _max_model_len(config: Any, wanted: int | None) -> int:
+    longest: int = config.max_position_embeddings
+    rope = config.rope_parameters
+    if wanted is None:
+        if rope["rope_type"] == "longrope":
+            return min(longest, rope["original_max_position_embeddings"])
+        return longest
+    if wanted > longest:
+        raise ConfigError(
+            f"max_model_len {wanted} is more than the model's max_position_embeddings {longest}"
+        )
+    return wanted
+
+
+def _positive(config: Any, field: str) -> float | None:
+    value = getattr(config, field, None)
+    if value is not None and not value > 0:
+        _refuse(field, value, "it must be above 0")
+    return value
+
+
+def _attention_scale(config: Any) -> float:
+    return (_positive(config, "query_pre_attn_scalar") or _head_dim(config)) ** -0.5
 
 
 def _has_bias(config: Any, rule: BiasRule) -> bool:
@@ -181,14 +223,16 @@ def _windows(config: Any, family: Family) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def _rotary_frequencies(config: Any) -> tuple[tuple[float, ...], float]:
+def _rotary_frequencies(config: Any, max_model_len: int) -> tuple[tuple[float, ...], float]:
     rope = config.rope_parameters
     if rope["rope_type"] == "default":
         # As `compute_default_rope_parameters` of each family's own rotary module.
-        dim = _head_dim(config)
+        dim = _rotary_dim(config)
         exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         return tuple((1.0 / (rope["rope_theta"] ** exponents)).tolist()), 1.0
-    inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+        config, torch.device("cpu"), seq_len=max_model_len
+    )
     return tuple(inv_freq.to(torch.float32).tolist()), float(scaling)
 
 

@@ -12,11 +12,33 @@ class ProjectionSpec(NamedTuple):
     """Module paths within a layer; each is a slice of the output, in this order."""
 
 
-QKV = ProjectionSpec("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"))
-OUT = ProjectionSpec("out", ("self_attn.o_proj",))
-GATE_UP = ProjectionSpec("gate_up", ("mlp.gate_proj", "mlp.up_proj"))
-DOWN = ProjectionSpec("down", ("mlp.down_proj",))
-PROJECTIONS = (QKV, OUT, GATE_UP, DOWN)
+class LayerProjections(NamedTuple):
+    """The projections of a layer, each named as its field here."""
+
+    qkv: ProjectionSpec
+    out: ProjectionSpec
+    gate_up: ProjectionSpec
+    down: ProjectionSpec
+
+
+_OUT = ProjectionSpec("out", ("self_attn.o_proj",))
+_DOWN = ProjectionSpec("down", ("mlp.down_proj",))
+
+SPLIT_PROJECTIONS = LayerProjections(
+    ProjectionSpec("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    _OUT,
+    ProjectionSpec("gate_up", ("mlp.gate_proj", "mlp.up_proj")),
+    _DOWN,
+)
+"""Checkpoints with a linear each for q, k, v, gate and up."""
+
+FUSED_PROJECTIONS = LayerProjections(
+    ProjectionSpec("qkv", ("self_attn.qkv_proj",)),
+    _OUT,
+    ProjectionSpec("gate_up", ("mlp.gate_up_proj",)),
+    _DOWN,
+)
+"""Checkpoints that fuse them themselves: an adapter has one A, and one B over all rows."""
 
 
 class ProjectionKey(NamedTuple):
@@ -31,8 +53,10 @@ def module_path(layer: int, member: str) -> str:
     return f"model.layers.{layer}.{member}"
 
 
-def iter_projections(num_layers: int) -> Iterator[tuple[ProjectionKey, ProjectionSpec]]:
+def iter_projections(
+    num_layers: int, projections: LayerProjections
+) -> Iterator[tuple[ProjectionKey, ProjectionSpec]]:
     """Every projection of a decoder."""
     for layer in range(num_layers):
-        for spec in PROJECTIONS:
+        for spec in projections:
             yield ProjectionKey(layer, spec.name), spec

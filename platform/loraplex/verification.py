@@ -170,7 +170,7 @@ def _compare_modules(
     generator = torch.Generator().manual_seed(0)
     differences: list[Difference] = []
     left = dict(reference.modules)
-    for key, spec in iter_projections(built.base.num_layers):
+    for key, spec in iter_projections(built.base.num_layers, built.projections):
         if key not in weights.projections:
             continue
         table = _table_of(weights.projections[key], mirror.projections[key], built)

@@ -5,9 +5,8 @@ import torch
 
 from tests.support.model_lab import ModelLab, prompt_of
 from tests.support.peft_reference import assert_exact
-from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_models import ALL_LINEARS, FAMILIES, modules_of
 
-ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LOGIT_TOLERANCE = 1e-4
 
 ADAPTERS = {
@@ -46,6 +45,28 @@ VARIANTS = {
     "mistral, window of a tile": ("mistral", {"sliding_window": 64}),
     "qwen2 without window": ("qwen2", {"use_sliding_window": False}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama with longrope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [1.0 + i for i in range(8)],
+            }
+        },
+    ),
+    "phi3 with plain rope": ("phi3", {"rope_parameters": None, "sliding_window": None}),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma2 with biases, its head untied": (
+        "gemma2",
+        {"attention_bias": True, "tie_word_embeddings": False},
+    ),
     "odd sizes": (
         "llama",
         {
@@ -96,10 +117,23 @@ def test_a_config_variant_equals_transformers(tmp_path, variant):
     check(ModelLab(tmp_path, family, **overrides), None, None, [70])
 
 
+def test_longrope_takes_the_long_factors_where_longer_sequences_are_asked_for(tmp_path):
+    # transformers takes them from the first position past the 64th.
+    lab = ModelLab(tmp_path, "phi3", original_max_position_embeddings=64, max_model_len=200)
+    assert lab.built.max_model_len == 200
+    adapter = lab.adapter("all", target_modules="all-linear")
+    lab.install(0, adapter)
+    check(lab, 0, adapter, [65, 150])
+    short = ModelLab(tmp_path, "phi3")
+    assert short.built.max_model_len == 64
+    check(short, None, None, [40])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_on_all_linears_equals_peft(labs, family):
     lab = labs(family)
-    adapter = lab.adapter("all", **ADAPTERS["all"])
+    config = ADAPTERS["all"] | {"target_modules": modules_of(family, ALL_LINEARS)}
+    adapter = lab.adapter("all", **config)
     lab.install(0, adapter)
     check(lab, 0, adapter, [40])
 
@@ -114,6 +148,49 @@ def test_ranks_scalings_and_partial_adapters_equal_peft(labs, name):
         assert {key.layer for key in weights.projections} == {1}
     if name == "down only":
         assert {key.name for key in weights.projections} == {"down"}
+
+
+FUSED_ADAPTERS = {
+    "qkv only": {"r": 5, "target_modules": ["qkv_proj"]},
+    "gate and up only": {"r": 9, "lora_alpha": 3, "target_modules": ["gate_up_proj"]},
+    "each with its own rank": {
+        "r": 4,
+        "rank_pattern": {"qkv_proj": 12, r"layers\.1\.mlp\.gate_up_proj": 1},
+        "alpha_pattern": {"gate_up_proj": 20},
+        "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", FUSED_ADAPTERS)
+def test_adapters_of_modules_that_the_checkpoint_fuses_equal_peft(labs, name):
+    lab = labs("phi3")
+    adapter = lab.adapter(name, seed=len(name), **FUSED_ADAPTERS[name])
+    weights = lab.install(2, adapter)
+    check(lab, 2, adapter, [24])
+    for key, fused in weights.projections.items():
+        assert len(fused.slice_sizes) == 1, key
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixed_batch_changes_no_bit(tmp_path, family, dtype):
+    lab = ModelLab(tmp_path, family, dtype=dtype)
+    names = modules_of(family, ["q_proj", "gate_proj", "down_proj"])
+    lab.install(0, lab.adapter("all", r=12, target_modules="all-linear"))
+    lab.install(1, lab.adapter("some", seed=1, r=3, target_modules=names))
+    requests = [(70, 0), (3, None), (41, 1), (64, 0), (17, None), (90, 1)]
+
+    def run(requests, chunk):
+        driver = lab.driver()
+        sequences = [driver.add(prompt_of(n, seed=n), slot) for n, slot in requests]
+        driver.generate(sequences, 10, chunk=chunk)
+        return sequences
+
+    for crowded, request in zip(run(requests, 23), requests, strict=True):
+        [alone] = run([request], 90)
+        assert alone.output == crowded.output
+        assert torch.equal(torch.stack(alone.logits), torch.stack(crowded.logits))
 
 
 def test_a_sharded_checkpoint_equals_a_single_file(labs, tmp_path):

@@ -16,7 +16,12 @@ import pytest
 from loraplex.cli.api_client import ApiClient
 from loraplex.demo.service import DemoService, demo_service
 from tests.support.peft_reference import PeftReference, assert_exact
-from tests.support.tiny_models import FAMILIES, make_tiny_adapter, make_tiny_model
+from tests.support.tiny_models import (
+    FAMILIES,
+    make_tiny_adapter,
+    make_tiny_model,
+    modules_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +37,14 @@ ADAPTERS = {
     },
     "mlp": {"r": 7, "lora_alpha": 7, "target_modules": ["up_proj", "down_proj", "o_proj"]},
 }  # fmt: skip
+
+
+def adapters_of(family: str) -> dict[str, dict[str, Any]]:
+    """`ADAPTERS`, with the modules that the family has instead of Llama's."""
+    return {
+        name: config | {"target_modules": modules_of(family, config["target_modules"])}
+        for name, config in ADAPTERS.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,7 @@ async def test_every_stream_of_a_crowded_service_equals_peft(family: str, tmp_pa
     model_dir = make_tiny_model(tmp_path / "model", family)
     adapters: dict[str, Path | None] = {
         name: make_tiny_adapter(tmp_path / name, model_dir, seed=seed, **config)
-        for seed, (name, config) in enumerate(ADAPTERS.items())
+        for seed, (name, config) in enumerate(adapters_of(family).items())
     }
     cases = make_cases()
     with demo_service(model_dir, "base", ENGINE) as service:

@@ -91,8 +91,8 @@ def test_a_module_that_peft_does_not_have_is_not_passed_over(folders, monkeypatc
     renamed = ProjectionSpec("down", ("mlp.other_proj",))
     real = verification.iter_projections
 
-    def rename(num_layers):
-        for key, spec in real(num_layers):
+    def rename(*args):
+        for key, spec in real(*args):
             yield key, renamed if spec.name == "down" else spec
 
     monkeypatch.setattr(verification, "iter_projections", rename)

@@ -25,7 +25,13 @@ class ModelLab:
     """One model and one runner; adapters are made once a name."""
 
     def __init__(
-        self, folder: Path, family: str, *, dtype: str = "float32", **overrides: Any
+        self,
+        folder: Path,
+        family: str,
+        *,
+        dtype: str = "float32",
+        max_model_len: int | None = None,
+        **overrides: Any,
     ) -> None:
         self._folder = folder
         self.model_dir = folder / "base"
@@ -37,6 +43,7 @@ class ModelLab:
             dtype=dtype,
             num_kv_blocks=NUM_BLOCKS,
             max_loras=4,
+            max_model_len=max_model_len,
             self_test=False,
             make_sampler=lambda vocab_size, eos: self.sampler,
         )

@@ -68,8 +68,35 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     },
     # Qwen3: norms on q and k, explicit head_dim.
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    # Phi-3: q/k/v and gate/up fused in the checkpoint, 12 of 16 channels rotated, longrope with a
+    # window in every layer.
+    "phi3": {
+        "model_type": "phi3",
+        "sliding_window": 40,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0],
+            "long_factor": [1.0, 1.5, 2.5, 6.0, 12.0, 20.0],
+        },
+    },
+    # Gemma 2: soft caps low enough to bite, a window in every other layer.
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 24,
+        "query_pre_attn_scalar": 30,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "sliding_window": 20,
+        "tie_word_embeddings": True,
+    },
 }
 FAMILIES = tuple(FAMILY_CONFIGS)
+ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_FUSED_BY_PHI3 = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+                  "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -138,15 +165,25 @@ def make_tiny_adapter(
     return folder
 
 
+def modules_of(family: str, names: Sequence[str] | str) -> list[str] | str:
+    """What the family's checkpoints call Llama's modules; a pattern stays as it is."""
+    if isinstance(names, str):
+        return names
+    if family != "phi3":
+        return list(names)
+    return list(dict.fromkeys(_FUSED_BY_PHI3.get(name, name) for name in names))
+
+
 def _randomise(model: torch.nn.Module) -> None:
     """Weights large enough that the next token is rarely a near tie."""
+    is_gemma = model.config.model_type == "gemma2"
     for name, parameter in model.named_parameters():
         if "norm" in name:
-            parameter.data.normal_(1.0, 0.2)
+            parameter.data.normal_(0.0 if is_gemma else 1.0, 0.2)
         elif name.endswith("bias"):
             parameter.data.normal_(0.0, 0.3)
         elif "embed_tokens" in name:
-            parameter.data.normal_(0.0, 0.5)
+            parameter.data.normal_(0.0, 0.15 if is_gemma else 0.5)
         else:
             parameter.data.normal_(0.0, 1.3 / parameter.shape[1] ** 0.5)
 
