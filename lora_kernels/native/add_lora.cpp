@@ -10,12 +10,6 @@
 
 #include <atomic>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-typedef uint16_t bf16;
-
 static const int MAX_TILE_ROWS = 8;
 static const int64_t PANEL_COLUMNS = 64;  // of B's layout
 static const int64_t PAD_COLUMNS = 16;
@@ -50,85 +44,11 @@ struct ExpandArgs {
     void* const* y;       // each row's first column of the slice
 };
 
-static inline float widen(bf16 value) {
-    union {
-        uint32_t bits;
-        float value;
-    } word = {(uint32_t)value << 16};
-    return word.value;
-}
+#define KERNELS "kernels.h"
+#include "instruction_sets.h"
 
-namespace portable {
-#define LANES 4
-#define TARGET
-#define SHRINK_ROWS 4
-#define SHRINK_VECS 2
-#define EXPAND_ROWS 4
-#define EXPAND_VECS 2
-#include "kernels.h"
-}  // namespace portable
-
-#if defined(__x86_64__)
-namespace avx2 {
-#define LANES 8
-#define TARGET __attribute__((target("avx2,fma")))
-#define SHRINK_ROWS 4
-#define SHRINK_VECS 2
-#define EXPAND_ROWS 4
-#define EXPAND_VECS 2
-#include "kernels.h"
-}  // namespace avx2
-
-namespace avx512 {
-#define LANES 16
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
-#define SHRINK_ROWS 8
-#define SHRINK_VECS 3
-#define EXPAND_ROWS 8
-#define EXPAND_VECS 2
-#include "kernels.h"
-}  // namespace avx512
-
-namespace avx512_bf16 {
-#define LANES 16
-#define TARGET \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,prefer-vector-width=512")))
-#define SHRINK_ROWS 8
-#define SHRINK_VECS 3
-#define EXPAND_ROWS 8
-#define EXPAND_VECS 2
-#define HAS_BF16_DOT
-#include "kernels.h"
-#undef HAS_BF16_DOT
-}  // namespace avx512_bf16
-#endif
-
-struct InstructionSet {
-    const char* name;
-    void (*shrink)(const ShrinkArgs&);
-    void (*expand)(const ExpandArgs&);
-};
-
-// From the least to the most demanding.
-static const InstructionSet instruction_sets[] = {
-    {"portable", portable::shrink, portable::expand},
-#if defined(__x86_64__)
-    {"avx2", avx2::shrink, avx2::expand},
-    {"avx512", avx512::shrink, avx512::expand},
-    {"avx512_bf16", avx512_bf16::shrink, avx512_bf16::expand},
-#endif
-};
-
-static bool is_supported(int64_t index) {
-#if defined(__x86_64__)
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (index == 1) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (index == 2) return avx512;
-    if (index == 3) return avx512 && __builtin_cpu_supports("avx512bf16");
-#endif
-    return index == 0;
-}
+static void (*const shrink_of[])(const ShrinkArgs&) = IN_EACH_SET(shrink);
+static void (*const expand_of[])(const ExpandArgs&) = IN_EACH_SET(expand);
 
 // `table`, int64: in_features, num_slices, is_bf16, first column of each slice and the end, then a
 // record for each slot: address of A (0: no weights), address of the scalings, total rank, and for
@@ -170,7 +90,7 @@ static int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
 static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Job {
-    const InstructionSet& isa;
+    int64_t isa;
     Table table;
     char* y;
     int64_t y_stride;
@@ -204,7 +124,7 @@ struct Job {
         args.s = s + first;
         args.s_stride = s_stride;
         args.widened = widened;
-        isa.shrink(args);
+        shrink_of[isa](args);
     }
 
     void expand(const Tile& tile, int64_t slice, int64_t chunk, const float* s, int64_t s_stride) const {
@@ -225,7 +145,7 @@ struct Job {
         args.first = chunk * CHUNK_COLUMNS;
         args.last = min(args.first + CHUNK_COLUMNS, columns);
         args.y = rows;
-        isa.expand(args);
+        expand_of[isa](args);
     }
 };
 
@@ -234,15 +154,6 @@ extern "C" {
 // Changes with the layouts and signatures here, and in native_library.py.
 int loraplex_abi_version() { return 1; }
 
-int loraplex_num_instruction_sets() {
-    return (int)(sizeof instruction_sets / sizeof instruction_sets[0]);
-}
-
-// The name of an instruction set, null where this machine lacks it.
-const char* loraplex_instruction_set(int64_t index) {
-    return is_supported(index) ? instruction_sets[index].name : nullptr;
-}
-
 // `batch`, int64: number of segments, its indptr (one more), their slots, rows of all segments.
 // Strides are in elements. The caller has checked everything. Returns 0, or 1: out of memory.
 int64_t loraplex_add_lora(
@@ -250,8 +161,7 @@ int64_t loraplex_add_lora(
     const int64_t* batch, int64_t max_threads) {
     const Table table{table_words};
     const bool is_bf16 = table.is_bf16();
-    const Job job{instruction_sets[isa], table,    (char*)y,        y_stride,
-                  (const char*)x,        x_stride, is_bf16 ? 2 : 4};
+    const Job job{isa, table, (char*)y, y_stride, (const char*)x, x_stride, is_bf16 ? 2 : 4};
     const int64_t num_segments = batch[0];
     const int64_t *indptr = batch + 1, *slots = indptr + num_segments + 1, *rows = slots + num_segments;
 
