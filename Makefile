@@ -8,9 +8,10 @@ TORCH_INDEX_URL ?=
 PIP_INSTALL := $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 DEMO_ARGS := $(if $(ONCE),--once)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo serve test test-slow kernels-report lint format types check wheel clean
+.PHONY: help install dev demo serve test test-slow kernels-report bench bench-peers lint format types check wheel clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -44,6 +45,12 @@ test-slow: dev ## Run the tests that take minutes
 
 kernels-report: dev ## Compile the Triton kernels for three GPUs (none is needed) and print what they cost
 	@$(BIN)/python scripts/kernels_report.py
+
+bench: install ## Measure the service through HTTP beside what the machine allows (8 minutes)
+	@$(BIN)/python -m benchmarks.serving.bench $(BENCH_ARGS)
+
+bench-peers: install ## ... and beside vLLM, which is installed under .cache/ (45 minutes)
+	@$(BIN)/python -m benchmarks.serving.bench_peers $(BENCH_ARGS)
 
 lint: dev ## Check style and spelling
 	@$(BIN)/ruff format --check .

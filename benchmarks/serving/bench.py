@@ -1,0 +1,178 @@
+"""Our service through HTTP, beside what the machine allows: `make bench`.
+
+    python -m benchmarks.serving.bench [--loops N] [--passes N] [--minutes M] [--json FILE]
+
+A real `loraplex serve` with 8 adapter slots gets `base`, `mix8` and `zipf16` (16 adapters) in
+turn, and one started without adapters gets `base`; the client shares their cores. Before them, in
+the same run, `benchmarks/step_profile.py` measures where a step's time goes and the floor.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.floor import tokens_per_second
+from benchmarks.serving.figures import machine, markdown, over_passes, write_json
+from benchmarks.serving.load import read_workload, warm_up
+from benchmarks.serving.options import make_parser, model_dir
+from benchmarks.serving.ours import OurService, one_token, our_service
+from benchmarks.serving.passes import (
+    COLUMNS,
+    Contender,
+    Passes,
+    ratio,
+    row,
+    take_turns,
+    throughput,
+)
+from benchmarks.serving.random_adapters import adapter_names, write_adapters
+
+PLAIN = "base, started without LoRA"
+BASE = "base, 8 adapters loaded"
+MIX8 = "mix8"
+ZIPF16 = "zipf16 on 8 slots"
+RATIOS = ((MIX8, BASE), (ZIPF16, MIX8), (BASE, PLAIN))
+SLOTS = 8
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a service takes apart from time."""
+
+    first_token_seconds: float
+    engine_peak: int
+    api_peak: int
+
+
+def measure_adapter_bytes(service: OurService, folders: Sequence[Path]) -> float:
+    """Engine memory per adapter that becomes resident; the engine has served the base before."""
+    service.push(folders)
+    before = service.resident_bytes()
+    for folder in folders:
+        one_token(service.service.url, service.key, folder.name)
+    return (service.resident_bytes() - before) / len(folders)
+
+
+def floor_tokens_per_second(profile: Mapping[str, Any], decode: str) -> float:
+    """Of the workload's tokens, prefilled in chunks of 512 and decoded 32 at a time."""
+    calls = read_workload("base")
+    prefill = sum(profile["prefill 512, 4 adapters"]["floor_ms"].values()) / 512
+    if decode == "decode, base":  # the same chunk without its LoRA
+        prefill -= profile["prefill 512, 4 adapters"]["floor_ms"]["LoRA"] / 512
+    return tokens_per_second(
+        sum(len(call.prompt) for call in calls),
+        sum(call.max_tokens for call in calls),
+        prefill,
+        sum(profile[decode]["floor_ms"].values()) / 32,
+    )
+
+
+def profile_steps(model: Path, scratch: Path, repeats: int) -> tuple[str, dict[str, Any]]:
+    """Run `benchmarks.step_profile` in a process of its own; returns its text and figures."""
+    path = scratch / "profile.json"
+    command = [
+        sys.executable, "-m", "benchmarks.step_profile", "--model", str(model),
+        "--repeats", str(repeats), "--json", str(path),
+    ]  # fmt: skip
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout, json.loads(path.read_text())["profiles"]
+
+
+def summary(
+    taken: Mapping[str, Passes], footprints: Mapping[str, Footprint], adapter_bytes: float,
+    profile: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """All tables."""
+    costs = [
+        [
+            name,
+            over_passes([u.as_dict()["engine_cpu_ms_per_token"] for u in passes.usages], 2),
+            over_passes([u.as_dict()["api_cpu_ms_per_token"] for u in passes.usages], 2),
+            over_passes([u.as_dict()["tokens_per_step"] for u in passes.usages], 1),
+        ]
+        for name, passes in taken.items()
+    ]
+    feet = [
+        [
+            name,
+            f"{foot.first_token_seconds:.1f}",
+            f"{foot.engine_peak / MEBIBYTE:.0f}",
+            f"{foot.api_peak / MEBIBYTE:.0f}",
+        ]
+        for name, foot in footprints.items()
+    ]
+    ratios = [[f"{a} / {b}", over_passes(ratio(taken, a, b, throughput), 2)] for a, b in RATIOS]
+    for name, decode in ((BASE, "decode, base"), (MIX8, "decode, 8 adapters")):
+        floor = floor_tokens_per_second(profile, decode)
+        reached = [throughput(result) / floor for result in taken[name].results]
+        ratios.append([f"{name} / its floor of {floor:.0f} tokens/s", over_passes(reached, 2)])
+    tables = [
+        markdown(COLUMNS, [row(name, passes) for name, passes in taken.items()]),
+        markdown(("throughput", "ratio"), ratios),
+        markdown(("CPU and steps", "engine ms a token", "API ms a token", "tokens a step"), costs),
+        markdown(("service", "first token s", "engine peak MiB", "API peak MiB"), feet),
+        f"Engine memory per resident adapter: {adapter_bytes / MEBIBYTE:.1f} MiB",
+    ]
+    return "\n\n".join(tables)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--loops", type=int, default=2)
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=7.5, help="begin no pass that ends later")
+    parser.add_argument("--profile-repeats", type=int, default=4)
+    options = parser.parse_args()
+    started = time.monotonic()
+    model = model_dir(options)
+    print(machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="loraplex-bench-") as folder:
+        scratch = Path(folder)
+        adapters = write_adapters(model, scratch, adapter_names(16))
+        text, profile = profile_steps(model, scratch, options.profile_repeats)
+        print(text, flush=True)
+        with (
+            our_service(model, ["--max-loras", "0"]) as plain,
+            our_service(model, ["--max-loras", str(SLOTS)]) as ours,
+        ):
+            warm_up(plain.url, ["base"], key=plain.key)
+            warm_up(ours.url, ["base"], key=ours.key)
+            adapter_bytes = measure_adapter_bytes(ours, adapters[:SLOTS])
+            ours.push(adapters[SLOTS:])
+            warm_up(ours.url, ["zipf16", "mix8"], key=ours.key)
+            contenders = [Contender(PLAIN, plain.url, "base", plain.key, usage=plain.usage)]
+            contenders += [
+                Contender(name, ours.url, mix, ours.key, usage=ours.usage)
+                for name, mix in ((BASE, "base"), (MIX8, "mix8"), (ZIPF16, "zipf16"))
+            ]
+            left = 60 * options.minutes - (time.monotonic() - started)
+            taken = take_turns(contenders, passes=options.passes, loops=options.loops, seconds=left)
+            footprints = {
+                name: Footprint(
+                    service.first_token_seconds, service.peak_bytes(), service.peak_bytes("api")
+                )
+                for name, service in (("without LoRA", plain), (f"{SLOTS} slots", ours))
+            }
+    print(f"\n{summary(taken, footprints, adapter_bytes, profile)}")
+    print(f"\n{time.monotonic() - started:.0f} s; {machine()}")
+    write_json(
+        options.json,
+        {
+            "machine": machine(),
+            "loops": options.loops,
+            "profile": profile,
+            "adapter_bytes": adapter_bytes,
+            "runs": {name: passes.as_dict() for name, passes in taken.items()},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
