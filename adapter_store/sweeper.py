@@ -1,4 +1,4 @@
-"""Removal of blobs that no version names.
+"""Removal of blobs that no version names, and a look for versions whose blobs are gone.
 
 The registry decides what is in use; the blob store's `hold` keeps uploads of the same digest out
 while it is asked. So this may run at any time, in any process of the host.
@@ -48,3 +48,15 @@ async def sweep(
         orphans = await remove_unused(blobs, is_live, orphans)
     leftovers = await blobs.clear_leftovers(older_than_seconds, dry_run=dry_run)
     return SweepReport(tuple(orphans), leftovers)
+
+
+async def find_missing(
+    blobs: BlobStore, is_live: IsLive, digests_in_use: Callable[[], Awaitable[Iterable[str]]]
+) -> list[str]:
+    """Return the digests that versions name and whose files are gone: those are to upload again.
+
+    Whether the files are good only a load tells, which hashes them.
+    """
+    live = await digests_in_use()  # first: files are put before their row is written
+    stored = set(await blobs.list())
+    return [digest for digest in live if digest not in stored and await is_live(digest)]

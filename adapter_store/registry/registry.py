@@ -279,6 +279,10 @@ class Registry:
         """Whether a version of any tenant names the digest."""
         return await self._database.read(lambda s: versions.is_live(s, digest))
 
+    async def digests_in_use(self) -> list[str]:
+        """Every digest that a version of any tenant names, sorted."""
+        return await self._database.read(versions.digests_in_use)
+
     async def names_in_use(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that a tenant's adapter has, sorted: no base model may have them."""
         return await self._database.read(lambda s: adapters.names_in_use(s, names))

@@ -156,6 +156,15 @@ async def live_digests(session: AsyncSession, digests: Iterable[str]) -> set[str
     return set(await session.scalars(found))
 
 
+async def digests_in_use(session: AsyncSession) -> list[str]:
+    """Every digest that a version of any tenant names, sorted."""
+    return list(
+        await session.scalars(
+            select(AdapterVersion.digest).distinct().order_by(AdapterVersion.digest)
+        )
+    )
+
+
 async def _revive(session: AsyncSession, change: Change, tenant_id: int, name: str) -> Adapter:
     adapter = await adapters.find_row(session, tenant_id, name, lock=True)
     if adapter is None:

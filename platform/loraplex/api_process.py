@@ -18,7 +18,8 @@ import uvicorn
 import uvloop
 
 from adapter_store.base_model import BaseModel, read_base_model
-from adapter_store.blobs import BlobStore, LocalBlobStore
+from adapter_store.blob_url import open_blob_store
+from adapter_store.blobs import BlobStore
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.parent import die_with_parent
@@ -71,7 +72,7 @@ class _DrainingServer(uvicorn.Server):
 
 async def _serve(settings: Settings, listener: socket.socket, drain_seconds: float) -> None:
     base = await asyncio.to_thread(read_base_model, Path(settings.engine.model_dir))
-    blobs = LocalBlobStore(Path(settings.storage.blobs_dir))
+    blobs = open_blob_store(settings.storage.blob_url, Path(settings.storage.blobs_dir))
     engine = ZmqEngineClient(
         Path(settings.engine.engine_socket), fetch_from(blobs, Path(settings.storage.cache_dir))
     )

@@ -38,16 +38,16 @@ async def keep_house(
 
 
 async def sweep_orphans(
-    registry: Registry, blobs: BlobStore, min_age_seconds: float
+    registry: Registry, blobs: BlobStore, min_age_seconds: float, *, dry_run: bool = False
 ) -> SweepReport | None:
-    """Sweep once; None if the registry names none of the blobs.
+    """Sweep once; None, and nothing swept, if the registry names none of the blobs.
 
     It is another registry then, or a new one: what the blobs are for would be lost for good.
     """
     found = await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds, dry_run=True)
-    if not found.orphans and not found.leftovers:
-        return found
-    if len(found.orphans) == len(await blobs.list()):
+    if found.orphans and len(found.orphans) == len(await blobs.list()):
         _log.warning("blobs_of_another_registry", blobs=len(found.orphans))
         return None
+    if dry_run:
+        return found
     return await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds)

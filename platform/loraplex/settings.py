@@ -94,7 +94,9 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     database_url: str
     blobs_dir: str
-    """Adapters by digest: the truth."""
+    """Adapters by digest: the truth, unless `blob_url` says otherwise."""
+    blob_url: str | None = None
+    """`s3://bucket/prefix?endpoint=…&region=…`; None: in `blobs_dir`."""
     cache_dir: str
     """Adapters by digest, verified, for the engine; shared with its process."""
     uploads_dir: str

@@ -12,6 +12,7 @@ class _LazyGroup(click.Group):
 
     commands_by_name: ClassVar[dict[str, tuple[str, str]]] = {
         "adapters": ("loraplex.cli.adapters:adapters", "Push, list, show and remove adapters."),
+        "blobs": ("loraplex.cli.blobs:blobs", "Sweep the adapters' files, or see what is amiss."),
         "db": ("loraplex.cli.db:db", "Migrate the registry's database, or check it."),
         "demo": ("loraplex.cli.demo:demo", "Serve three adapters of two tenants on a real model."),
         "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
