@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 
 from adapter_store.base_model import read_base_model
+from adapter_store.blob_url import BlobBucket
 from adapter_store.errors import BaseModelError, RegistryUnavailable
 from adapter_store.registry.records import CreatedKey
 from adapter_store.registry.registry import Registry
@@ -170,6 +171,11 @@ def _settings(
         model_dir=str(model_dir),
     )
     check_admin_key(settings.auth.admin_key)
+    if settings.storage.blob_url is not None:
+        try:
+            BlobBucket.parse(settings.storage.blob_url)
+        except ValueError as error:
+            raise ServeError(f"LORAPLEX_BLOB_URL: {error}") from None
     return settings
 
 
