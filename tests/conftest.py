@@ -23,6 +23,7 @@ def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("LORAPLEX_") and name != "LORAPLEX_CACHE":
             monkeypatch.delenv(name)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
 
 
 pytest_plugins = ["tests.support.databases", "tests.support.s3"]

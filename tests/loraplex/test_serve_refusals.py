@@ -1,5 +1,6 @@
 """What `loraplex serve` says when it cannot start: one line that names the fix."""
 
+import asyncio
 import json
 import os
 import socket
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from loraplex.database import DatabaseNotMigrated, check, newest_revision
 from loraplex.supervisor.serve import ServeError, check_model
 from loraplex.supervisor.serve import _listen as listen_or_say_why  # pyright: ignore[reportPrivateUsage]
+from tests.support.postgres import PostgresServer
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -64,8 +67,9 @@ def test_a_folder_that_is_no_servable_model_is_refused_by_what_is_wrong(
     assert "\n" not in str(refused.value)
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+def serve(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
+    environment |= settings
     environment["LORAPLEX_ADMIN_KEY"] = "k" * 32  # else a first start says where it wrote one
     return subprocess.run(
         [sys.executable, "-m", "loraplex", "serve", *arguments],
@@ -114,3 +118,17 @@ def test_a_damaged_database_is_refused_with_what_is_wrong_and_what_to_do(
     [line] = refused.stderr.splitlines()
     assert "file is not a database" in line
     assert "--data-dir" in line
+
+
+def test_a_server_that_is_not_migrated_is_refused_with_the_command_and_left_alone(
+    model_dir: Path, tmp_path: Path, postgres: PostgresServer
+):
+    arguments = ("--model", str(model_dir), "--data-dir", str(tmp_path / "data"), "--port", "0")
+    with postgres.database() as url:
+        refused = serve(*arguments, DATABASE_URL=url)
+        with pytest.raises(DatabaseNotMigrated, match="has no schema"):
+            asyncio.run(check(url))
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert line.endswith("the database has no schema; this release needs "
+                         f"{newest_revision()}; run: loraplex db upgrade")  # fmt: skip

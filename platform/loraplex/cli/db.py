@@ -41,6 +41,24 @@ def upgrade(database_url: str | None, data_dir: Path) -> None:
     click.echo(f"The database is at revision {revision}.")
 
 
+@db.command("downgrade")
+@click.argument("revision")
+@_database_option
+@_data_dir_option
+@click.confirmation_option(prompt="What newer revisions stored is dropped. Go on?")
+def downgrade(revision: str, database_url: str | None, data_dir: Path) -> None:
+    """Bring the database back to REVISION, as before installing an older release."""
+    from loraplex.database import downgrade as run_downgrade
+
+    with _clear_errors():
+        if database_url is None:
+            with open_data_dir(data_dir) as data:
+                asyncio.run(run_downgrade(data.database_url, revision))
+        else:
+            asyncio.run(run_downgrade(database_url, revision))
+    click.echo(f"The database is at revision {revision}.")
+
+
 @db.command("check")
 @_database_option
 @_data_dir_option
@@ -62,7 +80,8 @@ def _clear_errors() -> Generator[None]:
     try:
         yield
     except DatabaseNotMigrated as error:
-        raise click.ClickException(f"{error}. Run: loraplex db upgrade") from None
+        fix = "install that release" if error.is_newer else "run: loraplex db upgrade"
+        raise click.ClickException(f"{error}; {fix}") from None
     except RegistryUnavailable as error:
         raise click.ClickException(f"{error}: {error.__cause__}") from None
     except (DataDirError, ValueError) as error:

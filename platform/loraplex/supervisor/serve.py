@@ -25,7 +25,7 @@ from engine.errors import ConfigError
 from engine.logs import configure_logs
 from engine.text.errors import TextError
 from engine.text.tokenizer import Tokenizer
-from loraplex.database import DatabaseNotMigrated, upgrade
+from loraplex.database import DatabaseNotMigrated, check, is_embedded, upgrade
 from loraplex.settings import Settings, SettingsError
 from loraplex.supervisor.data_dir import (
     DataDir,
@@ -69,7 +69,7 @@ async def serve(options: ServeOptions) -> None:
         with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
             engine = _engine_args(options, model_dir, data, run_dir)
             settings = _settings(options, model_dir, data, engine.socket_path)
-            await _upgrade(settings.storage.database_url)
+            await _prepare_schema(settings.storage.database_url)
             await _prepare_registry(data, settings, (model_dir.name, *options.served_model_names))
             with _listen(options.host, options.port) as listener:
                 url = _url(options.host, listener.getsockname()[1])
@@ -163,7 +163,8 @@ def _settings(
     settings = Settings.from_env(
         os.environ,
         served_model_names=options.served_model_names,
-        database_url=os.environ.get("LORAPLEX_DATABASE_URL", data.database_url),
+        database_url=os.environ.get("LORAPLEX_DATABASE_URL")
+        or os.environ.get("DATABASE_URL", data.database_url),
         blobs_dir=str(data.blobs),
         cache_dir=str(data.cache),
         uploads_dir=str(data.uploads),
@@ -179,11 +180,14 @@ def _settings(
     return settings
 
 
-async def _upgrade(database_url: str) -> None:
-    """The embedded database is migrated at start; the lock on the data directory guards it."""
+async def _prepare_schema(database_url: str) -> None:
+    """Migrate the embedded database, under the data directory's lock; only check a server's."""
     try:
-        await upgrade(database_url)
-    except (ValueError, DatabaseNotMigrated) as error:
+        await (upgrade if is_embedded(database_url) else check)(database_url)
+    except DatabaseNotMigrated as error:
+        fix = "install that release" if error.is_newer else "run: loraplex db upgrade"
+        raise ServeError(f"the registry's database cannot be used: {error}; {fix}") from None
+    except ValueError as error:
         raise ServeError(f"the registry's database cannot be used: {error}") from None
     except RegistryUnavailable as error:
         reason = getattr(error.__cause__, "orig", None) or error.__cause__  # the driver's own words
