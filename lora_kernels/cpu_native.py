@@ -30,9 +30,10 @@ class NativeLoraTable(SlotTable[PackedWeights]):
         self._instruction_set = library.instruction_sets[instruction_set]
         num_slices = len(self.slice_sizes)
         header = [in_features, num_slices, int(dtype is torch.bfloat16), *self.slice_indptr]
-        self._words = np.zeros(len(header) + num_slots * 3 * (1 + num_slices), dtype=np.int64)
+        record_words = 3 * (1 + num_slices)
+        self._words = np.zeros(len(header) + num_slots * record_words, dtype=np.int64)
         self._words[: len(header)] = header
-        self._records = self._words[len(header) :].reshape(num_slots, -1)
+        self._records = self._words[len(header) :].reshape(num_slots, record_words)
         self._out_features = self.out_features
         self._address: int = self._words.ctypes.data
 

@@ -77,3 +77,11 @@ def test_transposed_outputs_are_refused():
     y, x = make_rows(table, batch, torch.float32)
     with pytest.raises(ValueError, match="adjacent"):
         add_lora(y.T, x, table, batch)
+
+
+@pytest.mark.parametrize("path", ["native", "torch"])
+def test_a_table_without_slots_leaves_rows_as_they_are(path: str):
+    table: Any = choose_cpu_kernels(path).make_table(16, [8, 4], 0, torch.float32)
+    y = torch.ones(16, 12)
+    add_lora(y, torch.ones(16, 16), table, LoraBatch.from_runs([None], [16]))
+    assert torch.equal(y, torch.ones(16, 12))
