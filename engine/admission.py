@@ -21,13 +21,16 @@ class Admission:
         self._max_num_seqs = config.max_num_seqs
 
     def next_queue(self) -> AdapterQueue | None:
-        """The queue to be served next: one whose reserved slot is ready, else the argmin queue of
-        the argmin tenant. None if nobody could be served. Makes reservations on the way.
+        """The queue to be served next: one whose reserved slot is ready, else one whose head was
+        preempted for its blocks, else the argmin queue of the argmin tenant. None if nobody could
+        be served. Makes reservations on the way.
         """
         waiting, gate = self._lifecycle.waiting, self._lifecycle.gate
         can_reserve = True
         while True:
             queue = gate.first_ready()
+            if queue is None:
+                queue = waiting.resuming.min()
             if queue is None:
                 queue = self._first_in_order(can_reserve)
             if queue is None:

@@ -67,6 +67,7 @@ class Lifecycle:
         """
         request = sequence.request
         self.waiting.take(sequence)
+        sequence.is_resuming = False
         request.has_untold_wait = True
         self.gate.release(request.queue)
         num_blocks = self.blocks.blocks_for(len(sequence.token_ids))
@@ -83,9 +84,15 @@ class Lifecycle:
             self.charge(request.queue, sequence.num_uncomputed)
         self._apply_quota(request.queue.tenant)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """running -> waiting: give up blocks and slot, keep the output, go first in the queue."""
+    def preempt(self, sequence: Sequence, *, for_blocks: bool = False) -> None:
+        """running -> waiting: give up blocks and slot, keep the output, go first in the queue.
+
+        A sequence that is preempted for its blocks comes back before anybody new is admitted: or
+        those of less served tenants, who are many, would take the blocks in the middle of its
+        stream. One that is preempted for its slot has to earn the slot like others.
+        """
         assert not sequence.finished
+        sequence.is_resuming = for_blocks
         self._stop(sequence)
         self._wait_again(sequence)
         self._settle(sequence.request.queue)
@@ -117,7 +124,7 @@ class Lifecycle:
     def charge(self, queue: AdapterQueue, num_tokens: float) -> None:
         """Book service on the counters, and as lent past those who wait for a slot."""
         charge(queue, num_tokens)
-        self.gate.lend(num_tokens)
+        self.gate.lend(queue.tenant, num_tokens)
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find the full blocks that a sequence has computed."""
@@ -142,6 +149,7 @@ class Lifecycle:
         child = self._new_sequence(parent.request, (choice,), list(parent.token_ids))
         table = self.blocks.fork(parent.block_table, parent.num_computed)
         if table is None:
+            child.is_resuming = True
             self._wait_again(child)
             return child
         child.block_table = table
@@ -198,11 +206,13 @@ class Lifecycle:
             self.waiting.reopen(tenant)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        hashes = sequence.block_hashes
+        if len(hashes) >= num_blocks:
+            return
         message = sequence.request.message
-        seed = cache_seed(message.tenant, message.adapter, message.cache_salt)
-        extend_hashes(
-            sequence.block_hashes, seed, sequence.token_ids, self.blocks.block_size, num_blocks
-        )
+        # Only the first block's hash needs the seed.
+        seed = b"" if hashes else cache_seed(message.tenant, message.adapter, message.cache_salt)
+        extend_hashes(hashes, seed, sequence.token_ids, self.blocks.block_size, num_blocks)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, seats, slots, queues and sequences disagree."""

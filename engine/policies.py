@@ -44,7 +44,8 @@ class ChunkedPolicy:
     """Every running sequence decodes in every step; prefills share what is left.
 
     They are served in counter order, half-prefilled rows and new heads alike, after heads whose
-    reserved slot is ready. None takes more than half while another waits.
+    reserved slot is ready or that were preempted for their blocks. None takes more than half while
+    another waits.
     """
 
     keeps_finished = False
@@ -56,11 +57,14 @@ class ChunkedPolicy:
     def fill(self, plan: StepPlan) -> None:
         """See `StepPolicy`."""
         decode_all(plan, self._lifecycle)
-        self._share_prefills(plan)
-        _grant_rest(plan)
+        for sequence in self._share_prefills(plan):
+            more = min(sequence.num_uncomputed - plan.grants[sequence], plan.remaining)
+            if more > 0:
+                plan.grant(sequence, more)
 
-    def _share_prefills(self, plan: StepPlan) -> None:
+    def _share_prefills(self, plan: StepPlan) -> list[Sequence]:
         half = -(-plan.remaining // 2)
+        prefills: list[Sequence] = []
         begun = half_prefilled(self._lifecycle)
         # What was just preempted must not come back and take the blocks that it made room with.
         is_admitting = not plan.lacks_blocks
@@ -71,21 +75,22 @@ class ChunkedPolicy:
             if not plan.remaining:
                 if queue is not None:
                     self._admission.stop(queue, "budget")
-                return
+                return prefills
             if begun and (queue is None or self._goes_first(begun[0], queue.head)):
                 sequence = begun.pop(0)
             elif queue is None:
-                return
+                return prefills
             else:
                 sequence = self._admission.admit(queue)
                 if sequence is None:
                     is_admitting = False
                     continue
             plan.grant(sequence, min(sequence.num_uncomputed, half, plan.remaining))
+            prefills.append(sequence)
 
     def _goes_first(self, begun: Sequence, head: Sequence) -> bool:
         is_reserved = self._lifecycle.gate.is_reserved(head.request.queue)
-        return not is_reserved and comes_before(begun, head)
+        return not is_reserved and not head.is_resuming and comes_before(begun, head)
 
 
 class PrefillFirstPolicy:
@@ -113,10 +118,3 @@ class PrefillFirstPolicy:
             plan.grant(sequence, min(sequence.num_uncomputed, plan.remaining))
         if not plan.grants:
             decode_all(plan, self._lifecycle)
-
-
-def _grant_rest(plan: StepPlan) -> None:
-    for sequence, granted in list(plan.grants.items()):
-        more = min(sequence.num_uncomputed - granted, plan.remaining)
-        if more > 0:
-            plan.grant(sequence, more)

@@ -110,6 +110,7 @@ class Scheduler:
             or len(self._outputs)
             or slots.has_notices
             or waiting.ready.min() is not None
+            or waiting.resuming.min() is not None
             or (slots.has_spare and waiting.unplaced.min() is not None)
             or (gate.can_hasten and waiting.unfetched.min() is not None)
         )

@@ -27,9 +27,9 @@ class Sequence:
     """Token ids and counters; what is done with them is other files' business."""
 
     __slots__ = (
-        "block_hashes", "block_table", "choices", "finished", "num_computed", "num_published",
-        "prefill_length", "request", "sampling_row", "sequence_id", "slot", "state", "token_ids",
-        "wait_began",
+        "block_hashes", "block_table", "choices", "finished", "is_resuming", "num_computed",
+        "num_published", "prefill_length", "request", "sampling_row", "sequence_id", "slot",
+        "state", "token_ids", "wait_began",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,8 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.finished = False
         """Its output is complete; under the static policy it may run on."""
+        self.is_resuming = False
+        """It ran and lost its blocks: nobody is admitted into them before it runs again."""
         self.wait_began: Reading = ()
         self.stand_for(choices)
 
@@ -105,14 +107,14 @@ class Sequence:
 
     def row(self, num_tokens: int, block_size: int) -> ScheduledRow:
         """The next `num_tokens` as a row; it samples if they are all that is left."""
-        start, table = self.num_computed, self.block_table
+        token_ids, table, start = self.token_ids, self.block_table, self.num_computed
         end = start + num_tokens
         num_blocks = -(-end // block_size)
         return ScheduledRow(
-            sequence_id=self.sequence_id,
-            token_ids=self.token_ids[start:end],
-            start=start,
-            block_table=table if len(table) == num_blocks else table[:num_blocks],
-            slot=self.slot,
-            sampling=self.sampling_row if end == len(self.token_ids) else None,
+            self.sequence_id,
+            token_ids[start:end],
+            start,
+            table if len(table) == num_blocks else table[:num_blocks],
+            self.slot,
+            self.sampling_row if end == len(token_ids) else None,
         )

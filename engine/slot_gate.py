@@ -3,15 +3,12 @@
 A queue that lacks only a slot *reserves* one. If a slot is spare (free, or its adapter wanted by
 nobody) the load starts at once. If none is, the reservation is a *claim*: a victim is named, the
 resident adapter with the highest counter, which admits nothing more, and the claim takes the first
-slot that becomes spare. Until then service goes on past it. Once more than `debt_limit` tokens
-were served past a claim, the victim's sequences are preempted. When the weights are in the slot,
-the queue's head goes before all others, and with its admission the reservation is served.
+slot that becomes spare. Until then service goes on past it, and once the claim is overdue (see
+`engine.slot_debt`) the victim's sequences are preempted. When the weights are in the slot, the
+queue's head goes before all others, and with its admission the reservation is served.
 
-Bounds. A tenant has one reservation at a time; there are `max(1, num_slots // 4)` claims at most,
-first come, first served. Let U = max(tokens of the longest prompt, output weight x tokens that fit
-the KV pool), the unit of the counters' own bound, and D the debt limit. With equal weights,
-tenants that wait differ by at most 2U + D plus what is served during one load, and once it is
-first in order a head waits at most (claims ahead + 1) x (time to serve D + one load) for its slot.
+A tenant has one reservation at a time; there are `max(1, num_slots // 4)` claims at most, first
+come, first served. What this promises, as formulas: docs/scheduler.md.
 
 A pinned adapter keeps its slot: it is never a victim. Without a slot it takes the first spare one
 that no claim waits for, whether or not somebody wants it; beyond that it is an adapter like others.
@@ -27,6 +24,7 @@ from dataclasses import dataclass
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import Adapter, AdapterSlots, SlotState
 from engine.running import Running
+from engine.slot_debt import Account, SlotDebt
 from engine.tenant import Tenant
 from engine.waiting import Waiting
 
@@ -37,10 +35,8 @@ class Reservation:
 
     queue: AdapterQueue
     digest: str
-    served_before: float
-    """Tokens that had been charged to anyone when it was made, weighted as in the counters."""
-    has_slot: bool = False
-    """False: it is a claim."""
+    account: Account | None = None
+    """Of a claim: what was lent past it."""
 
 
 class SlotGate:
@@ -52,10 +48,10 @@ class SlotGate:
         self._slots = slots
         self._waiting = waiting
         self._running = running
-        self._debt_limit = debt_limit
+        self._debt = SlotDebt(debt_limit)
         self._max_claims = max(1, slots.num_slots // 4)
-        self._served = 0.0
-        self._reservations: dict[Tenant, Reservation] = {}
+        self._claims: dict[Tenant, Reservation] = {}  # without a slot so far, the oldest first
+        self._placed: dict[Tenant, Reservation] = {}  # with one that loads, or waits for its head
         self._victims: dict[str, None] = {}  # draining; as many as there are claims
         self._hastened: dict[Tenant, str] = {}  # fetched before others, and without a slot so far
 
@@ -66,14 +62,13 @@ class SlotGate:
 
     def is_reserved(self, queue: AdapterQueue) -> bool:
         """Whether this queue's head goes before all others, once its slot is ready."""
-        reservation = self._reservations.get(queue.tenant)
-        return reservation is not None and reservation.queue is queue and reservation.has_slot
+        reservation = self._placed.get(queue.tenant)
+        return reservation is not None and reservation.queue is queue
 
     def first_ready(self) -> AdapterQueue | None:
         """The longest reserved queue whose adapter is resident by now."""
-        for reservation in self._reservations.values():
-            is_resident = self._slots.state(reservation.digest) is SlotState.RESIDENT
-            if reservation.has_slot and is_resident:
+        for reservation in self._placed.values():
+            if self._slots.state(reservation.digest) is SlotState.RESIDENT:
                 return reservation.queue
         return None
 
@@ -81,12 +76,12 @@ class SlotGate:
         """Reserve a slot for an unplaced queue; False, and no change, if none can be had now."""
         victim: Adapter | None = None
         if not self._slots.has_spare:
-            if len(self._claims()) < self._max_claims:
+            if len(self._claims) < self._max_claims:
                 victim = self._choose_victim()
             if victim is None:
                 return False
         assert queue.adapter is not None
-        self._reservations[queue.tenant] = Reservation(queue, queue.adapter, self._served)
+        self._claims[queue.tenant] = Reservation(queue, queue.adapter, self._debt.open())
         queue.tenant.has_reservation = True
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
@@ -112,10 +107,10 @@ class SlotGate:
             self._waiting.refile(digest)
         self._slots.pin(digests)
         self.settle()
-        while len(self._victims) < len(claims := self._claims()):
+        while len(self._victims) < len(self._claims):
             victim = self._choose_victim()
             if victim is None:
-                self.release_tenant(claims[-1].queue.tenant)
+                self.release_tenant(next(reversed(self._claims)))
             else:
                 self._drain(victim)
         self.settle()
@@ -127,16 +122,15 @@ class SlotGate:
         for digest in list(self._victims):
             if self._slots.state(digest) is not SlotState.DRAINING:
                 del self._victims[digest]  # its last sequence has left
-        claims = self._claims()
-        while claims and self._slots.has_spare:
-            claim = claims.pop(0)
-            claim.has_slot = True
+        while self._claims and self._slots.has_spare:
+            tenant = next(iter(self._claims))
+            claim = self._placed[tenant] = self._end_claim(tenant)
             self._slots.assign(claim.digest)
             self._set_claimed(claim.digest, False)
         while self._slots.has_spare and (pinned := self._slots.next_pinned()) is not None:
             self._slots.assign(pinned)
             self._waiting.refile(pinned)
-        while len(self._victims) > len(claims):
+        while len(self._victims) > len(self._claims):
             digest, _ = self._victims.popitem()
             self._slots.stop_draining(digest)
             self._waiting.refile(digest)
@@ -147,37 +141,41 @@ class SlotGate:
                 tenant.is_hastening = False
                 self._waiting.show(tenant)
 
-    def lend(self, num_tokens: float) -> None:
-        """Tokens were charged to somebody: service went past all claims."""
-        self._served += num_tokens
+    def lend(self, tenant: Tenant, num_tokens: float) -> None:
+        """Tokens were charged to a tenant: service went past all claims."""
+        self._debt.lend(tenant.name, num_tokens)
 
     def overdue_victim(self) -> str | None:
         """The adapter whose sequences are to be preempted now, if any."""
-        oldest = next(iter(self._claims()), None)
-        if oldest is not None and self._served - oldest.served_before > self._debt_limit:
-            return next(iter(self._victims))
-        return None
+        return next(iter(self._victims)) if self._debt.is_overdue else None
 
     def release(self, queue: AdapterQueue) -> None:
         """The reservation of this queue, if it has one, is served or needed no more: its head was
         admitted, it is empty, or its tenant's quota holds it back.
         """
-        reservation = self._reservations.get(queue.tenant)
-        if reservation is not None and reservation.queue is queue:
-            self.release_tenant(queue.tenant)
+        for reservations in (self._claims, self._placed):
+            reservation = reservations.get(queue.tenant)
+            if reservation is not None and reservation.queue is queue:
+                self.release_tenant(queue.tenant)
 
     def release_tenant(self, tenant: Tenant) -> None:
         """As `release`, for whichever queue of the tenant has a reservation."""
-        reservation = self._reservations.pop(tenant, None)
-        if reservation is not None:
-            tenant.has_reservation = False
-            if not reservation.has_slot:
-                self._set_claimed(reservation.digest, False)
-                self.settle()
-            self._waiting.show(tenant)
+        if not tenant.has_reservation:
+            return
+        tenant.has_reservation = False
+        if tenant in self._claims:
+            self._set_claimed(self._end_claim(tenant).digest, False)
+            self.settle()
+        else:
+            del self._placed[tenant]
+        self._waiting.show(tenant)
 
-    def _claims(self) -> list[Reservation]:
-        return [r for r in self._reservations.values() if not r.has_slot]
+    def _end_claim(self, tenant: Tenant) -> Reservation:
+        claim = self._claims.pop(tenant)
+        assert claim.account is not None
+        self._debt.close(claim.account)
+        claim.account = None
+        return claim
 
     def _drain(self, victim: Adapter) -> None:
         self._victims[victim.digest] = None
@@ -191,7 +189,7 @@ class SlotGate:
             self._waiting.refile(digest)
 
     def _choose_victim(self) -> Adapter | None:
-        reserved = {r.digest for r in self._reservations.values() if r.has_slot}
+        reserved = {reservation.digest for reservation in self._placed.values()}
         candidates = [
             adapter
             for adapter in self._slots.placed
@@ -199,12 +197,13 @@ class SlotGate:
             and not adapter.is_pinned
             and adapter.digest not in reserved
         ]
-        tokens_left = self._running.tokens_left()
-        return max(
-            candidates,
-            key=lambda adapter: (self._service(adapter), -tokens_left[adapter.digest]),
-            default=None,
-        )  # ties: what ends soonest
+        service = {adapter: self._service(adapter) for adapter in candidates}
+        most = max(service.values(), default=None)
+        tied = [adapter for adapter in candidates if service[adapter] == most]
+        if len(tied) > 1:  # what ends soonest
+            tokens_left = self._running.tokens_left()
+            tied.sort(key=lambda adapter: tokens_left[adapter.digest])
+        return next(iter(tied), None)
 
     def _service(self, adapter: Adapter) -> tuple[float, float]:
         """How much an adapter was served: as its least served queue."""
@@ -215,18 +214,20 @@ class SlotGate:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if reservations and victims disagree with the slots."""
-        claims = self._claims()
-        assert len(claims) <= self._max_claims, "too many claims"
-        assert len(self._victims) == len(claims), "not one victim for each claim"
+        assert len(self._claims) <= self._max_claims, "too many claims"
+        assert len(self._victims) == len(self._claims), "not one victim for each claim"
         draining = {a.digest for a in self._slots.placed if a.state is SlotState.DRAINING}
         assert draining == set(self._victims), "draining adapters are not the victims"
         assert not self._slots.has_spare or self._slots.next_pinned() is None, "a pin waits"
-        for tenant, reservation in self._reservations.items():
-            assert reservation.queue.tenant is tenant and tenant.has_reservation
-            assert reservation.queue and not tenant.is_held, "a stale reservation"
-            state = self._slots.state(reservation.digest)
-            placed = (SlotState.LOADING, SlotState.RESIDENT)
-            assert state in (placed if reservation.has_slot else (SlotState.ABSENT,))
+        assert not self._claims.keys() & self._placed.keys(), "two reservations of one tenant"
+        for reservations, states in (
+            (self._claims, (SlotState.ABSENT,)),
+            (self._placed, (SlotState.LOADING, SlotState.RESIDENT)),
+        ):
+            for tenant, reservation in reservations.items():
+                assert reservation.queue.tenant is tenant and tenant.has_reservation
+                assert reservation.queue and not tenant.is_held, "a stale reservation"
+                assert self._slots.state(reservation.digest) in states
         for tenant, digest in self._hastened.items():
             adapter = self._slots.find(digest)
             assert tenant.is_hastening and adapter is not None and adapter.is_hastened

@@ -14,17 +14,22 @@ def decode_all(plan: StepPlan, lifecycle: Lifecycle) -> None:
     A sequence that lacks its next block has others preempted until it has one, or is preempted
     itself: whoever belongs to the most served tenant goes.
     """
-    for sequence in [s for s in lifecycle.running if not s.is_prefilling and not s.finished]:
+    blocks, block_size = lifecycle.blocks, lifecycle.blocks.block_size
+    for sequence in list(lifecycle.running):
+        if sequence.num_computed < sequence.prefill_length or sequence.finished:
+            continue
+        num_tokens = len(sequence.token_ids)
         while sequence.is_running:
-            if lifecycle.blocks.grow(sequence.block_table, len(sequence.token_ids)):
+            has_room = num_tokens <= len(sequence.block_table) * block_size
+            if has_room or blocks.grow(sequence.block_table, num_tokens):
                 plan.grant(sequence, 1)
                 break
             victim = lifecycle.running.victim()
-            lifecycle.preempt(victim)
+            lifecycle.preempt(victim, for_blocks=True)
             plan.withdraw(victim)
 
 
 def half_prefilled(lifecycle: Lifecycle) -> list[Sequence]:
     """Running sequences whose prefill is incomplete, in the order of service."""
-    begun = [sequence for sequence in lifecycle.running if sequence.is_prefilling]
+    begun = [s for s in lifecycle.running if s.num_computed < s.prefill_length]
     return sorted(begun, key=cmp_to_key(lambda a, b: -1 if comes_before(a, b) else 1))

@@ -22,7 +22,8 @@ class StepPlan:
     def grant(self, sequence: Sequence, num_tokens: int) -> None:
         """Run the next `num_tokens` of a sequence, on top of what it was granted before."""
         assert 0 < num_tokens <= self.remaining
-        self.grants[sequence] = self.grants.get(sequence, 0) + num_tokens
+        grants = self.grants
+        grants[sequence] = grants[sequence] + num_tokens if sequence in grants else num_tokens
         self.remaining -= num_tokens
 
     def fill(self, row: ScheduledRow) -> None:
@@ -39,7 +40,8 @@ class StepPlan:
     def batch(self, blocks: BlockManager, slots: AdapterSlots) -> ScheduledBatch:
         """The plan as the runner gets it, with the slot changes and block copies that are due."""
         cleared_slots, loads = slots.take_changes()
-        rows = [sequence.row(n, blocks.block_size) for sequence, n in self.grants.items()]
+        block_size = blocks.block_size
+        rows = [sequence.row(n, block_size) for sequence, n in self.grants.items()]
         rows += self.fillers
         return ScheduledBatch(
             cleared_slots=cleared_slots,

@@ -1,9 +1,10 @@
 """Everything that waits: tenants, their queues, and where each queue stands.
 
-A queue that is not empty is *ready* (its head may be admitted now), *unplaced* (its adapter is in
-host memory and wants a slot), *unfetched* (its adapter is not there yet and nobody was told to
-hurry), or parked (what it waits for is on its way). The first three are indices in the order of
-service, so that a step looks at what it may serve and never at all that waits.
+A queue that is not empty is *ready* (its head may be admitted now), *resuming* (the same, and its
+head was preempted for its blocks), *unplaced* (its adapter is in host memory and wants a slot),
+*unfetched* (its adapter is not there yet and nobody was told to hurry), or parked (what it waits
+for is on its way). All but the last are indices in the order of service, so that a step looks at
+what it may serve and never at all that waits.
 """
 
 from engine.adapter_queue import AdapterQueue
@@ -22,11 +23,13 @@ class Waiting:
 
     def __init__(self, slots: AdapterSlots, time: StepClock) -> None:
         self.ready = FairOrder()
+        self.resuming = FairOrder()
         self.unplaced = FairOrder()
         self.unfetched = FairOrder()
         self.tenants: dict[str, Tenant] = {}
         self.num_waiting = 0
         """Sequences in all queues."""
+        self._orders = (self.ready, self.resuming, self.unplaced, self.unfetched)
         self._slots = slots
         self._time = time
         self._contenders = Contenders[Tenant](is_idle_tenant)
@@ -81,8 +84,9 @@ class Waiting:
         queue.remove(sequence)
         tenant.num_waiting -= 1
         self.num_waiting -= 1
-        if not queue:
+        if not queue or queue.order is self.resuming:
             self._file(queue)
+        if not queue:
             tenant.contenders.leave(queue)
             if self._stopped is queue:
                 self._stopped = None
@@ -112,7 +116,7 @@ class Waiting:
         """A quota holds all queues of a tenant back: they neither wait for a turn nor count."""
         tenant.hold_clock.turn(True, self._time.now)
         self._contenders.leave(tenant)
-        for order in (self.ready, self.unplaced, self.unfetched):
+        for order in self._orders:
             order.hide(tenant)
 
     def reopen(self, tenant: Tenant) -> None:
@@ -124,7 +128,7 @@ class Waiting:
 
     def show(self, tenant: Tenant) -> None:
         """Offer a tenant's queues where nothing forbids it."""
-        for order in (self.ready, self.unplaced, self.unfetched):
+        for order in self._orders:
             if not self._is_hidden(tenant, order):
                 order.show(tenant)
 
@@ -159,7 +163,7 @@ class Waiting:
     def _order_of(self, queue: AdapterQueue) -> FairOrder | None:
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
         if adapter is None or adapter.state is SlotState.RESIDENT:
-            return self.ready
+            return self.resuming if queue.head.is_resuming else self.ready
         if adapter.state is not SlotState.ABSENT or adapter.is_claimed:
             return None
         if adapter.is_fetched:

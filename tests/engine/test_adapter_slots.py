@@ -267,7 +267,7 @@ def test_claims_are_limited_in_all_and_to_one_for_a_tenant():
         _steady(engine, f"more{number}", number, tenant=f"u{number}")
     engine.step()
     gate = engine.core._scheduler._lifecycle.gate  # pyright: ignore
-    assert len(gate._claims()) == 2, "max(1, 8 // 4)"
+    assert len(gate._claims) == 2, "max(1, 8 // 4)"
     engine.run()
     for key in engine.messages:
         engine.assert_as_alone(key[1])

@@ -99,9 +99,9 @@ def test_pinning_the_only_possible_victim_gives_the_claim_back():
             del engine.source.in_host["b"]  # evicted before its slot is filled: it loads for long
         engine.step()
     gate = engine.core._scheduler._lifecycle.gate  # pyright: ignore
-    assert list(gate._victims) == ["a"] and len(gate._claims()) == 1
+    assert list(gate._victims) == ["a"] and len(gate._claims) == 1
     _pin(engine, "a")
-    assert not gate._victims and not gate._claims()
+    assert not gate._victims and not gate._claims
     engine.source.auto = True
     engine.source.deliver("b")
     engine.run()

@@ -418,6 +418,30 @@ def test_nobody_is_admitted_into_the_blocks_of_a_sequence_preempted_in_the_same_
         engine.assert_as_alone(number)
 
 
+def test_a_stream_that_lost_its_blocks_comes_back_before_anybody_new_is_admitted():
+    engine = MemoryEngine(num_kv_blocks=12, block_size=4, max_num_seqs=8)
+    for number in (1, 2, 3):
+        engine.add(request(number, [number] * 7, tenant="x", max_tokens=24))
+    for number in range(10, 40):
+        # Tenants that were never served, and so go before the one that is, with small requests.
+        engine.add(request(number, [5, 6], tenant=f"new-{number}", max_tokens=4))
+        engine.step()
+    engine.run()
+    known: set[int] = set()
+    lost: set[int] = set()
+    num_returns = 0
+    for batch in engine.runner.batches:
+        lost |= set(batch.preempted)
+        rows = {row.sequence_id for row in batch.rows}
+        num_returns += len(lost & rows)
+        lost -= rows
+        assert not (lost and rows - known), "somebody new, while a stream waits for its blocks"
+        known |= rows
+    assert num_returns >= 3 and len(known) == 33
+    for message in engine.messages.values():
+        engine.assert_as_alone(message.request_id)
+
+
 def test_a_withdrawn_grant_gives_its_tokens_back():
     class Granted:
         sequence_id = 7
