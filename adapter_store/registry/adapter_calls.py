@@ -1,0 +1,158 @@
+"""The registry's calls about adapters, versions and aliases: each a transaction of its own."""
+
+from collections.abc import Iterable
+
+from adapter_store.model_ref import ModelRef, check_adapter_name
+from adapter_store.peft_format import InspectedAdapter
+from adapter_store.registry import adapters, aliases, residency, versions
+from adapter_store.registry.records import (
+    AdapterInfo,
+    AliasChange,
+    RegisteredVersion,
+    Residency,
+    ResidencyLimits,
+    ResidentAdapters,
+    ResolvedAdapter,
+    VersionInfo,
+)
+from adapter_store.registry.transactions import Transactions
+
+
+class AdapterCalls(Transactions):
+    """Part of `Registry`."""
+
+    # Adapters and versions
+
+    def check_name(self, name: str) -> None:
+        """Raise `InvalidName` or `NameReserved` unless an adapter may be called that."""
+        check_adapter_name(name, self._reserved)
+
+    async def register_version(
+        self,
+        tenant: str,
+        name: str,
+        inspected: InspectedAdapter,
+        base_fingerprint: str,
+        *,
+        publish: bool = True,
+        actor: str = "system",
+    ) -> RegisteredVersion:
+        """Make an upload, whose files are stored already, the next version of a name.
+
+        If the newest version has the same digest and base, it is returned instead (`created` is
+        False). With `publish` the alias `default` then points to the version returned, whether it
+        is new or not: who uploads for publication gets what was uploaded, also after a roll-back.
+        Without, no alias moves; a first version then answers to `name@1` only.
+        Raises `InvalidName`, `NameReserved` or `TenantNotFound`.
+        """
+        self.check_name(name)
+        change = self._change(actor)
+        return await self._change_adapters(
+            lambda s: versions.register(
+                s, change, tenant, name, inspected, base_fingerprint, publish
+            )
+        )
+
+    async def resolve(self, tenant: str, ref: ModelRef) -> ResolvedAdapter:
+        """The version that a reference names now.
+
+        Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted.
+        """
+        resolved = await self._resolved.get(
+            (tenant, ref),
+            lambda: self._database.read(lambda s: versions.resolve(s, tenant, ref)),
+        )
+        assert resolved is not None
+        return resolved
+
+    async def list_adapters(self, tenant: str) -> list[AdapterInfo]:
+        """A tenant's adapters, by name; raises `TenantNotFound`."""
+        return await self._database.read(lambda s: adapters.list_of(s, tenant))
+
+    async def get_adapter(self, tenant: str, name: str) -> AdapterInfo:
+        """Raises `TenantNotFound` or `AdapterNotFound`."""
+        return await self._database.read(lambda s: adapters.get(s, tenant, name))
+
+    async def list_versions(self, tenant: str, name: str) -> list[VersionInfo]:
+        """An adapter's versions, newest first; raises `TenantNotFound` or `AdapterNotFound`."""
+        return await self._database.read(lambda s: versions.list_of(s, tenant, name))
+
+    async def delete_adapter(self, tenant: str, name: str, *, actor: str = "system") -> list[str]:
+        """Delete an adapter whole; a later upload goes on with the numbers.
+
+        Returns the digests that nothing names any more: unload them, then let the sweeper have
+        them. Raises `TenantNotFound` or `AdapterNotFound`.
+        """
+        change = self._change(actor)
+        return await self._change_adapters(lambda s: adapters.remove(s, change, tenant, name))
+
+    async def delete_version(
+        self, tenant: str, name: str, version: int, *, actor: str = "system"
+    ) -> list[str]:
+        """Delete a version, and with the last one the adapter; returns as `delete_adapter` does.
+
+        Raises `TenantNotFound`, `AdapterNotFound`, `VersionNotFound`, or `VersionInUse` while an
+        alias points to it.
+        """
+        change = self._change(actor)
+        return await self._change_adapters(
+            lambda s: versions.remove(s, change, tenant, name, version)
+        )
+
+    async def set_alias(
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        version: int,
+        *,
+        expect: int | None = None,
+        actor: str = "system",
+    ) -> AliasChange:
+        """Point an alias to a version; with `expect`, only if it points to that version now.
+
+        Raises `InvalidName`, `TenantNotFound`, `AdapterNotFound`, `VersionNotFound` or
+        `AliasConflict`.
+        """
+        change = self._change(actor)
+        return await self._change_adapters(
+            lambda s: aliases.set_alias(s, change, tenant, name, alias, version, expect)
+        )
+
+    async def set_residency(
+        self,
+        tenant: str,
+        name: str,
+        wanted: Residency,
+        limits: ResidencyLimits,
+        *,
+        actor: str = "system",
+    ) -> AdapterInfo:
+        """Say where an adapter is kept: by name, so it goes where the alias `default` goes.
+
+        Raises `TenantNotFound`, `AdapterNotFound`, or `ResidencyLimit` where it would not fit.
+        """
+        change = self._change(actor)
+        return await self._database.write(
+            lambda s: residency.set_residency(s, change, tenant, name, wanted, limits)
+        )
+
+    async def resident_adapters(self, base_fingerprint: str) -> ResidentAdapters:
+        """The adapters of a base model that are pinned, and those that are warm."""
+        return await self._database.read(lambda s: residency.resident(s, base_fingerprint))
+
+    async def live_digests(self, digests: Iterable[str]) -> set[str]:
+        """Those of `digests` that a version of any tenant names."""
+        return await self._database.read(lambda s: versions.live_digests(s, digests))
+
+    async def is_live(self, digest: str) -> bool:
+        """Whether a version of any tenant names the digest."""
+        return await self._database.read(lambda s: versions.is_live(s, digest))
+
+    async def digests_in_use(self) -> list[str]:
+        """Every digest that a version of any tenant names, sorted."""
+        return await self._database.read(versions.digests_in_use)
+
+    async def names_in_use(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that a tenant's adapter has, sorted: no base model may have them."""
+        return await self._database.read(lambda s: adapters.names_in_use(s, names))

@@ -1,0 +1,51 @@
+"""What every call of the registry has: a transaction, the time, and the caches to keep true."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.model_ref import ModelRef
+from adapter_store.registry.audit import Change
+from adapter_store.registry.cache import ReadThroughCache
+from adapter_store.registry.records import Principal, ResolvedAdapter
+from adapter_store.registry.session import Database
+
+T = TypeVar("T")
+
+
+def utc_now() -> datetime:
+    """The time, aware."""
+    return datetime.now(UTC)
+
+
+class Transactions:
+    """The parts that the calls share; `registry.py` has what it is for."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        reserved_names: Iterable[str] = (),
+        clock: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._reserved = frozenset(reserved_names)
+        self._clock = clock
+        self._principals = ReadThroughCache[str, Principal](monotonic=monotonic)
+        self._resolved = ReadThroughCache[tuple[str, ModelRef], ResolvedAdapter](
+            monotonic=monotonic
+        )
+
+    def _change(self, actor: str) -> Change:
+        return Change(actor, self._clock())
+
+    async def _change_adapters(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        # Also when it fails or is cancelled: the commit may have come through.
+        try:
+            return await self._database.write(work)
+        finally:
+            self._resolved.clear()
