@@ -17,6 +17,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
 from loraplex.adapters.controller import AdapterController
+from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
 from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
@@ -53,12 +54,19 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
 
     @asynccontextmanager
     async def run_services(app: Litestar) -> AsyncGenerator[None]:
-        async with open_backends() as backends, UsageRecorder(backends.registry) as usage:
+        async with (
+            open_backends() as backends,
+            UsageRecorder(backends.registry) as usage,
+            ResidencyKeeper(
+                backends.engine, backends.registry, backends.base_model.fingerprint
+            ) as residency,
+        ):
             app.state.services = Services(
                 settings=settings,
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
+                residency=residency,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )

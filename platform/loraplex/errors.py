@@ -40,6 +40,7 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.NameTaken, 409),
     (store.VersionInUse, 409),
     (store.AliasConflict, 409),
+    (store.ResidencyLimit, 409),
     (store.RegistryError, 400),
 )
 _GONE = "client disconnected prematurely"

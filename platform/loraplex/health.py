@@ -1,5 +1,7 @@
 """Health pages: no key, and nothing in them that a stranger may not know."""
 
+from collections.abc import Iterable
+
 from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
@@ -29,25 +31,42 @@ class HealthController(Controller):
 
     @get("/", operation_id="getHealth", responses=_NOT_READY)
     async def health(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
-        """Answer 200 while the engine and the registry answer, else 503."""
+        """Answer 200 while the engine and the registry answer, else 503.
+
+        A new engine is `warming` (503) while it loads pinned and recently used adapters.
+        """
         return await _readiness(services)
 
     @get("/ready", operation_id="getReadiness", responses=_NOT_READY)
     async def ready(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
-        """Answer 200 while the engine and the registry answer, else 503."""
+        """Answer 200 while the engine and the registry answer, else 503.
+
+        A new engine is `warming` (503) while it loads pinned and recently used adapters.
+        """
         return await _readiness(services)
 
 
 async def _readiness(services: Services) -> Response[dict[str, str]]:
     parts = {
-        "engine": "ok" if services.backends.engine.is_ready else "unavailable",
+        "engine": _engine_status(services),
         "registry": await _registry_status(services),
     }
     is_ready = set(parts.values()) == {"ok"}
     return Response(
-        {"status": "ok" if is_ready else "unavailable", **parts},
+        {"status": "ok" if is_ready else _worst(parts.values()), **parts},
         status_code=200 if is_ready else 503,
     )
+
+
+def _engine_status(services: Services) -> str:
+    engine = services.backends.engine
+    if not engine.is_ready:
+        return "unavailable"
+    return "warming" if engine.is_warming else "ok"
+
+
+def _worst(statuses: Iterable[str]) -> str:
+    return "unavailable" if "unavailable" in statuses else "warming"
 
 
 async def _registry_status(services: Services) -> str:

@@ -10,6 +10,7 @@ from adapter_store.model_ref import BASE_NAME
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
 from engine.text.tokenizer import Tokenizer
+from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
 from loraplex.settings import Settings
 from loraplex.usage import UsageRecorder
@@ -34,6 +35,7 @@ class Services:
     backends: Backends
     authenticator: Authenticator
     usage: UsageRecorder
+    residency: ResidencyKeeper
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int

@@ -1,4 +1,4 @@
-"""`/v1/adapters`: upload, list, show, delete, and move aliases."""
+"""`/v1/adapters`: upload, list, show, delete, move aliases, and keep resident."""
 
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from adapter_store.model_ref import check_adapter_name
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.publishing import publish, remove_unused, upload_folder
+from loraplex.adapters.residency import check_may_change, limits_of
 from loraplex.adapters.upload import receive_upload
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.json_body import read_struct
@@ -77,6 +78,7 @@ class AdapterController(Controller):
             registered = await publish(
                 services, tenant.name, upload, folder, max_rank=max_rank, actor=request.user.actor
             )
+        await services.residency.refresh()
         return Response(
             schemas.upload_reply(registered), status_code=201 if registered.created else 200
         )
@@ -111,6 +113,7 @@ class AdapterController(Controller):
         unused = await services.backends.registry.delete_adapter(
             tenant.name, name, actor=request.user.actor
         )
+        await services.residency.refresh()
         await remove_unused(services, unused)
 
     @get(
@@ -152,4 +155,33 @@ class AdapterController(Controller):
             expect=move.expect,
             actor=request.user.actor,
         )
+        await services.residency.refresh()
         return schemas.Alias(change.alias, change.version, change.previous)
+
+    @put(
+        "/{name:str}/residency",
+        operation_id=operation("setAdapterResidency"),
+        operation_class=json_body(schemas.ResidencyChange),
+        responses={**_ERRORS, **errors(OpenAIError, 409)},
+    )
+    async def set_residency(
+        self,
+        request: Request[Caller, None, Any],
+        name: FromPath[str],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> schemas.Adapter:
+        """Pin an adapter to a slot (admins only), keep it warm in host memory, or neither."""
+        change = await read_struct(request, schemas.ResidencyChange, services.settings.requests)
+        registry = services.backends.registry
+        current = await registry.get_adapter(tenant.name, name)
+        check_may_change(request.user, current.residency, change.residency)
+        changed = await registry.set_residency(
+            tenant.name,
+            name,
+            change.residency,
+            limits_of(services.backends.engine.info),
+            actor=request.user.actor,
+        )
+        await services.residency.refresh()
+        return schemas.adapter(changed)

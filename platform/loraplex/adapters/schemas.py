@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from adapter_store.model_ref import MAX_VERSION
-from adapter_store.registry.records import AdapterInfo, RegisteredVersion, VersionInfo
+from adapter_store.registry.records import AdapterInfo, RegisteredVersion, Residency, VersionInfo
 
 
 class UploadReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +31,8 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, int]
     created_at: datetime
     updated_at: datetime
+    residency: Residency
+    """`pinned` to a slot, `warm` in host memory, or `auto`: as its use demands."""
 
 
 class AdapterList(msgspec.Struct, frozen=True):
@@ -57,6 +59,12 @@ class VersionList(msgspec.Struct, frozen=True):
     """An adapter's versions, newest first."""
 
     data: list[Version]
+
+
+class ResidencyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an adapter is to be kept."""
+
+    residency: Residency
 
 
 VersionNumber = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
@@ -97,6 +105,7 @@ def adapter(info: AdapterInfo) -> Adapter:
         aliases=dict(info.aliases),
         created_at=info.created_at,
         updated_at=info.updated_at,
+        residency=info.residency,
     )
 
 

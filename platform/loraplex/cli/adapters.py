@@ -1,4 +1,6 @@
-"""`loraplex adapters`: a tenant's adapters. Needs a key with the scope `tenant`."""
+"""`loraplex adapters`: a tenant's adapters. Needs a key with the scope `tenant`, or an admin's
+and `--tenant`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,12 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from loraplex.cli.api_client import ApiClient, segment
-from loraplex.cli.options import json_option, print_json, print_table, with_api
+from loraplex.cli.options import json_option, print_json, print_table, with_tenant_api
 
 
 @click.group()
 def adapters() -> None:
-    """Push, list, show and remove adapters."""
+    """Push, list, show, remove, alias and keep adapters."""
 
 
 @adapters.command("push")
@@ -22,7 +24,7 @@ def adapters() -> None:
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
 @json_option
-@with_api
+@with_tenant_api
 def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClient) -> None:
     """Upload SOURCE, a PEFT folder or a zip of one, as the next version of NAME."""
     columns = (
@@ -49,7 +51,7 @@ def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClien
 
 @adapters.command("list")
 @json_option
-@with_api
+@with_tenant_api
 def list_(as_json: bool, api: ApiClient) -> None:
     """List the tenant's adapters."""
     found: dict[str, Any] = api.call("GET", "/v1/adapters")
@@ -57,13 +59,14 @@ def list_(as_json: bool, api: ApiClient) -> None:
         print_json(found)
         return
     print_table(
-        ["adapter", "default", "versions", "aliases"],
+        ["adapter", "default", "versions", "aliases", "residency"],
         (
             [
                 a["name"],
                 a["aliases"].get("default"),
                 a["versions"],
                 " ".join(f"{alias}={v}" for alias, v in sorted(a["aliases"].items())),
+                a["residency"],
             ]
             for a in found["data"]
         ),
@@ -73,7 +76,7 @@ def list_(as_json: bool, api: ApiClient) -> None:
 @adapters.command("show")
 @click.argument("name")
 @json_option
-@with_api
+@with_tenant_api
 def show(name: str, as_json: bool, api: ApiClient) -> None:
     """Show the versions of NAME."""
     found: dict[str, Any] = api.call("GET", f"/v1/adapters/{segment(name)}/versions")
@@ -89,10 +92,53 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
     )
 
 
+@adapters.command("alias")
+@click.argument("name")
+@click.argument("version", type=click.IntRange(1))
+@click.option("--alias", default="default", show_default=True, help="The alias to move.")
+@click.option("--expect", type=click.IntRange(1), help="Move it only if it points there now.")
+@json_option
+@with_tenant_api
+def alias_(
+    name: str, version: int, alias: str, expect: int | None, as_json: bool, api: ApiClient
+) -> None:  # fmt: skip
+    """Point an alias of NAME to VERSION: `default` is what the bare name means."""
+    move = {"version": version} | ({} if expect is None else {"expect": expect})
+    path = f"/v1/adapters/{segment(name)}/aliases/{segment(alias)}"
+    moved: dict[str, Any] = api.call("PUT", path, json=move)
+    if as_json:
+        print_json(moved)
+        return
+    before = "nothing" if moved["previous"] is None else f"@{moved['previous']}"
+    click.echo(f"{name}:{alias} now means @{version}, before it was {before}")
+
+
+def _residency_command(residency: str, text: str) -> None:
+    @adapters.command(residency, help=text)
+    @click.argument("name")
+    @json_option
+    @with_tenant_api
+    def set_residency(name: str, as_json: bool, api: ApiClient) -> None:
+        changed: dict[str, Any] = api.call(
+            "PUT",
+            f"/v1/adapters/{segment(name)}/residency",
+            json={"residency": "pinned" if residency == "pin" else residency},
+        )
+        if as_json:
+            print_json(changed)
+        else:
+            click.echo(f"{name} is {changed['residency']}")
+
+
+_residency_command("pin", "Let NAME keep an adapter slot; needs an admin key and --tenant.")
+_residency_command("warm", "Keep NAME in host memory, ready for a slot.")
+_residency_command("auto", "Let NAME come and go with its use.")
+
+
 @adapters.command("rm")
 @click.argument("name")
 @click.confirmation_option(prompt="Remove the adapter and all its versions?")
-@with_api
+@with_tenant_api
 def rm(name: str, api: ApiClient) -> None:
     """Remove NAME with all its versions and aliases."""
     api.call("DELETE", f"/v1/adapters/{segment(name)}")

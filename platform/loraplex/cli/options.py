@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loraplex.cli.api_client import ApiClient
+from loraplex.cli.api_client import ApiClient, segment
 
 T = TypeVar("T")
 
@@ -29,11 +29,22 @@ def with_api(command: Callable[..., T]) -> Callable[..., T]:
         help="A key of the tenant, or the admin key. Also read from LORAPLEX_API_KEY.",
     )  # fmt: skip
     @functools.wraps(command)
-    def wrapped(*args: Any, url: str, api_key: str, **kwargs: Any) -> T:
-        with ApiClient(url, api_key) as api:
+    def wrapped(
+        *args: Any, url: str, api_key: str, acting_for: str | None = None, **kwargs: Any
+    ) -> T:
+        scope = "" if acting_for is None else f"/t/{segment(acting_for)}"
+        with ApiClient(url + scope, api_key) as api:
             return command(*args, api=api, **kwargs)
 
     return wrapped
+
+
+def with_tenant_api(command: Callable[..., T]) -> Callable[..., T]:
+    """As `with_api`, and `--tenant`: with it `api` is the service as that tenant sees it."""
+    option = click.option(
+        "--tenant", "acting_for", help="Act for this tenant; an admin key needs it."
+    )
+    return option(with_api(command))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the reply as JSON.")
