@@ -1,9 +1,10 @@
 """The seam between the service and the engine."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import EngineInfo, EngineRequest, EngineStats, RequestOutput
+from engine.messages import EngineInfo, EngineRequest, EngineStats
+from engine.request_stream import RequestStream
 
 FetchAdapter = Callable[[str], Awaitable[None]]
 """Puts the verified files of a digest into the shared cache folder, or raises."""
@@ -31,11 +32,11 @@ class EngineClient(Protocol):
         """The engine's effective limits; raises `EngineUnavailable` before the first welcome."""
         ...
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
-        """Queue a request, then iterate over its outputs until `finished`.
+    async def generate(self, request: EngineRequest) -> RequestStream:
+        """Queue a request, then read its outputs until `finished`.
 
         Awaiting returns once the engine has queued it; raises `RequestRefused` or
-        `EngineUnavailable`. Iterating raises `EngineUnavailable` if the engine is lost midway.
+        `EngineUnavailable`. Reading raises `EngineUnavailable` if the engine is lost midway.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import msgspec
@@ -12,7 +12,7 @@ from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin
 from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
-from engine.messages import EngineInfo, EngineRequest, EngineStats, FetchFailed, Have, RequestOutput
+from engine.messages import EngineInfo, EngineRequest, EngineStats, FetchFailed, Have
 from engine.parts import EngineParts
 from engine.request_stream import RequestStream
 
@@ -81,7 +81,7 @@ class InlineEngineClient:
         """A number that was not used before."""
         return next(self._request_ids)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: EngineRequest) -> RequestStream:
         """Queue a request, then iterate over its outputs; see `EngineClient`."""
         self._check_ready()
         if request.request_id in self._streams:

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
+# `gc=False` where tokens are many: what cannot be part of a cycle need not be looked at for one.
 FinishReason = Literal["stop", "length", "abort", "error"]
 WaitCause = Literal["quota", "load", "slot", "kv", "budget", "turn"]
 
@@ -33,7 +34,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Narrows the prefix cache further; it can never widen it past the tenant."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of a drawn token, and the most likely ones beside it."""
 
     token_id: int
@@ -41,7 +42,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
+class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one choice. `stop_token_id` names the id that ended it, where one did."""
 
     index: int
@@ -51,7 +52,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True):
     stop_token_id: int | None = None
 
 
-class RequestTiming(msgspec.Struct, frozen=True):
+class RequestTiming(msgspec.Struct, frozen=True, gc=False):
     """Where a request's time went, in seconds; `queue` sums to the whole queue time."""
 
     queue: dict[str, float]
@@ -68,7 +69,7 @@ class RequestTiming(msgspec.Struct, frozen=True):
         return sum(self.queue.values())
 
 
-class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a step produced for a request. The last one has `finished` and `timing`."""
 
     request_id: int

@@ -1,7 +1,7 @@
 """One request's outputs on their way to the task that reads them."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from engine.errors import EngineError, EngineUnavailable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class RequestStream:
-    """An async iterator of `RequestOutput`, for one reader.
+    """A request's outputs, for one reader: `listen` and `take`, or iterate.
 
     A reader that falls behind gets what it missed merged into one output, so a slow reader costs
     at most its request's own tokens and never a step's worth of objects each.
@@ -24,6 +24,7 @@ class RequestStream:
         self._error: EngineError | None = None
         self._ended = False
         self._changed = asyncio.Event()
+        self._on_change: Callable[[], object] = self._changed.set
 
     async def wait_accepted(self) -> None:
         """Wait until the request is queued; raises what `fail` was given."""
@@ -40,7 +41,7 @@ class RequestStream:
             return
         self._pending.append(output)
         self._ended = output.finished
-        self._changed.set()
+        self._on_change()
 
     def fail(self, error: EngineError) -> None:
         """End with an error, after the outputs that are there already."""
@@ -48,14 +49,37 @@ class RequestStream:
             return
         self._error = error
         self._ended = True
-        self._changed.set()
+        self._on_change()
         self._refuse(error)
 
     def end(self) -> None:
         """End without an error, once it was accepted: its own side has aborted the request."""
         self._ended = True
-        self._changed.set()
+        self._on_change()
         self._refuse(EngineUnavailable("the request was aborted"))
+
+    def listen(self, on_change: Callable[[], object]) -> None:
+        """Call this whenever `take` has something new to say, from now on; do not iterate then."""
+        self._on_change = on_change
+        if self._pending or self._ended:
+            on_change()
+
+    def take(self) -> RequestOutput | None:
+        """What has come since the last call; None if nothing has, or after the end.
+
+        Raises what `fail` was given, once everything before it has been taken.
+        """
+        if self._pending:
+            outputs, self._pending = self._pending, []
+            return merge_outputs(outputs)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `take` will have nothing any more."""
+        return self._ended and not self._pending
 
     def _refuse(self, error: EngineError) -> None:
         if not self._accepted.done():
@@ -67,15 +91,12 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
+        while (output := self.take()) is None:
             if self._ended:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        outputs, self._pending = self._pending, []
-        return merge_outputs(outputs)
+        return output
 
 
 def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:

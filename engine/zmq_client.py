@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -30,7 +30,6 @@ from engine.messages import (
     Need,
     Outputs,
     Refused,
-    RequestOutput,
     SetResidency,
     Stats,
     Unload,
@@ -161,7 +160,7 @@ class ZmqEngineClient:
         """A number that this client has not used before."""
         return next(self._request_ids)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: EngineRequest) -> RequestStream:
         """Queue a request, then iterate over its outputs; see `EngineClient`."""
         welcome = self._welcome
         if welcome is None:

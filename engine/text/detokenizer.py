@@ -41,6 +41,10 @@ class ByteLevelDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Add a token; the text that can be released now."""
+        if not self._num_held:
+            whole = self._vocabulary.whole_text(token_id, self._skip_special_tokens)
+            if whole is not None:
+                return whole
         text = ""
         if self._vocabulary.is_visible(token_id, self._skip_special_tokens):
             text = self._decoder.decode(self._vocabulary.token_bytes(token_id))

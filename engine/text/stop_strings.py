@@ -25,6 +25,9 @@ class StopStrings:
             raise ValueError("a stop string is empty")
         self._stops = tuple(dict.fromkeys(stops))
 
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
     def find(self, text: str, ends_after: int = 0) -> StopMatch | None:
         """The first match of those that end after the index `ends_after`."""
         best: StopMatch | None = None

@@ -2,14 +2,13 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop_strings import StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What a push released."""
 
     text: str
@@ -65,11 +64,26 @@ class TextStream:
         has_hidden = stop_token_id is not None and not self._include_stop
         if has_hidden and (not finished or not token_ids or token_ids[-1] != stop_token_id):
             raise ValueError("stop_token_id is not the last of a finished choice's tokens")
-        for token_id in token_ids[:-1] if has_hidden else token_ids:
+        shown = token_ids[:-1] if has_hidden else token_ids
+        if not self._stops:
+            return self._pass_on(shown, finished, 1 if has_hidden else 0)
+        for token_id in shown:
             self._append(self._detokenizer.push(token_id), 1)
         if finished:
             self._append(self._detokenizer.flush(), 1 if has_hidden else 0)
         return self._release(finished)
+
+    def _pass_on(self, token_ids: Sequence[int], finished: bool, num_hidden: int) -> TextDelta:
+        """Release all that is decoded: there is no stop string that could cut it."""
+        text = "".join(map(self._detokenizer.push, token_ids))
+        if finished:
+            text += self._detokenizer.flush()
+            self._is_over = True
+        self._num_pushed += len(token_ids) + num_hidden
+        num_decoded = self._num_pushed - self._detokenizer.num_held
+        num_tokens = num_decoded - self._num_released_tokens
+        self._num_released_tokens = num_decoded
+        return TextDelta(text, num_tokens)
 
     def _append(self, text: str, num_tokens: int) -> None:
         self._held += text

@@ -34,6 +34,8 @@ class Vocabulary:
         self._falls_back_to_bytes = "ByteFallback" in decoder_types
         self._byte_of_char = _byte_level_alphabet() if self.is_byte_level else {}
         self._bytes_of_token: dict[int, bytes] = {}
+        self._whole_texts: tuple[dict[int, str | None], dict[int, str | None]] = {}, {}
+        """By token id; special tokens shown, and skipped."""
         self.context_token_id = self._find_context_token()
         """A token that may stand for any text before: what follows keeps its leading space."""
 
@@ -60,6 +62,26 @@ class Vocabulary:
         if found is None:
             found = self._bytes_of_token[token_id] = self._make_token_bytes(token_id)
         return found
+
+    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """A token's text between whole characters; None if it begins or ends within one.
+
+        "" for tokens that are not visible.
+        """
+        texts = self._whole_texts[skip_special_tokens]
+        try:
+            return texts[token_id]
+        except KeyError:
+            text = texts[token_id] = self._make_whole_text(token_id, skip_special_tokens)
+            return text
+
+    def _make_whole_text(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        if not self.is_visible(token_id, skip_special_tokens):
+            return ""
+        try:
+            return self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return None
 
     def _make_token_bytes(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)

@@ -6,6 +6,7 @@ requests go on for the drain limit, gives those that are left a last frame, and 
 
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
 import sys
@@ -93,6 +94,9 @@ async def _serve(settings: Settings, listener: socket.socket, drain_seconds: flo
         access_log=False, log_config=None, server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(drain_seconds + _LAST_FRAME_SECONDS),
     )  # fmt: skip
+    # A full collection looks at every object of every module: 80 ms in which no stream moves.
+    gc.collect()
+    gc.freeze()
     await _DrainingServer(config, start_drain).serve(sockets=[listener])
     for drain in drains:
         drain.cancel()

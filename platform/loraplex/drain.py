@@ -7,6 +7,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.errors import ApiError, is_openai_path, openai_body, problem_body
 
+SERVER_SEND = "server_send"
+"""In `scope["state"]`: the server's own `send`, without what the app wraps around it. A reply that
+has begun may send its body with it: nothing that we wrap looks at bodies."""
+
 
 def answering_when_cut(app: ASGIApp) -> ASGIApp:
     """Return the app with a 503 for requests that the server cancels, as uvicorn does at the end
@@ -23,6 +27,7 @@ def answering_when_cut(app: ASGIApp) -> ASGIApp:
             has_begun = True
             await send(message)
 
+        scope["state"][SERVER_SEND] = send
         try:
             await app(scope, receive, watched)
         except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 """An `EngineClient` that a test plays by hand or by script; it keeps all that it was asked."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from engine.errors import EngineError, EngineUnavailable
 from engine.messages import (
@@ -70,7 +70,7 @@ class FakeEngine:
     def next_request_id(self) -> int:
         return next(self._ids)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: EngineRequest) -> RequestStream:
         if not self.is_ready:
             raise EngineUnavailable("the engine is not there")
         self.requests[request.request_id] = request

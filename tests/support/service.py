@@ -23,6 +23,7 @@ from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.text.tokenizer import Tokenizer
 from loraplex.app import create_app
+from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
 from loraplex.settings import (
@@ -183,7 +184,7 @@ async def _served(app: Litestar, limits: ConnectionLimits) -> AsyncIterator[str]
     # asyncio sees no TCP in such a socket and leaves Nagle's algorithm on: 40 ms a reply.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
-        app, http=bounded_http(limits), ws="none", lifespan="on", access_log=False, log_config=None,
+        answering_when_cut(app), http=bounded_http(limits), ws="none", lifespan="on", access_log=False, log_config=None,
         timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -52,7 +52,7 @@ class CompletionFormat:
             self._head,
             piece.choice_index,
             msgspec.json.encode(piece.text),
-            msgspec.json.encode(self._logprobs(piece)),
+            msgspec.json.encode(self._logprobs(piece)) if self._has_logprobs else b"null",
             reason,
             chunk_tail(timing),
         )

@@ -6,19 +6,17 @@ Outputs become text here (detokenised, cut at stop strings); how the text is sen
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import msgspec
 
 from engine.client import EngineClient
-from engine.errors import EngineError
 from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTiming, TokenLogprob
+from engine.request_stream import RequestStream
 from engine.text.text_stream import TextStream
 from loraplex.errors import ApiError, adapter_unavailable
 from loraplex.openai.replies import FinishReason
-
-_Arrival = tuple[int, RequestOutput | EngineError | None]
 
 
 class Piece(NamedTuple):
@@ -50,7 +48,8 @@ class Choice:
         is_last = delta.finish_reason is not None
         released = self._stream.push(delta.token_ids, is_last, delta.stop_token_id)
         self.num_tokens += released.num_tokens
-        logprobs = self._release(delta, released.num_tokens)
+        has_logprobs = delta.logprobs is not None or self._held
+        logprobs = self._release(delta, released.num_tokens) if has_logprobs else []
         if released.stopped_by is not None:
             self.finish_reason = "stop"
         elif is_last:
@@ -81,10 +80,11 @@ class Generation:
         self._open = set(range(len(requests)))
         self._cached = [0] * len(requests)
         self._timings: dict[int, RequestTiming] = {}
-        self._streams: list[AsyncIterator[RequestOutput]] = []
-        self._arrivals: asyncio.Queue[_Arrival] = asyncio.Queue()
-        self._pumps: list[asyncio.Task[None]] = []
+        self._streams: list[RequestStream] = []
+        self._changed = asyncio.Event()
         self._is_aborted = False
+        self._error: Exception | None = None
+        """To be raised once what came before it has been returned."""
         self._started = self._first = self._last = time.monotonic()
         self._has_output = False
 
@@ -129,25 +129,20 @@ class Generation:
                 raise outcome
             self._streams.append(outcome)
         self._started = self._first = self._last = time.monotonic()
-        if len(self._streams) > 1:
-            self._pumps = [
-                asyncio.create_task(self._pump(number, stream))
-                for number, stream in enumerate(self._streams)
-            ]
+        for stream in self._streams:
+            stream.listen(self._changed.set)
 
     async def next(self) -> list[Piece]:
         """What arrived since the last call; [] once done or aborted.
 
         Raises `EngineError` or `ApiError` when the engine gives the call up.
         """
-        while self._open:
-            arrival = await self._next_arrival()
-            if arrival is None:
-                self._is_aborted = True
-                return []
-            pieces = self._apply(*arrival)
-            if pieces:
+        while self._open and not self._is_aborted:
+            self._changed.clear()
+            if pieces := self._take():
                 return pieces
+            if self._open and not self._is_aborted:
+                await self._changed.wait()
         return []
 
     def abort(self) -> None:
@@ -156,58 +151,53 @@ class Generation:
             self._is_aborted = True
         for number in self._open:
             self._engine.abort(self._requests[number].request_id)
-        for pump in self._pumps:
-            pump.cancel()
-        if self._pumps:
-            self._arrivals.put_nowait((0, None))
+        self._changed.set()
 
-    async def _pump(self, number: int, stream: AsyncIterator[RequestOutput]) -> None:
+    def _take(self) -> list[Piece]:
+        """What is there; raises once nothing precedes the error."""
+        if self._error is not None:
+            raise self._error
+        pieces: list[Piece] = []
         try:
-            async for output in stream:
-                self._arrivals.put_nowait((number, output))
-        except EngineError as error:
-            self._arrivals.put_nowait((number, error))
+            for number in tuple(self._open):
+                stream = self._streams[number]
+                if (output := stream.take()) is not None:
+                    self._apply(number, output, pieces)
+                elif stream.is_over:  # its own side has ended it
+                    self._is_aborted = True
+        except Exception as error:
+            if not pieces:
+                raise
+            self._error = error
+        return pieces
 
-    async def _next_arrival(self) -> tuple[int, RequestOutput] | None:
-        if self._is_aborted:
-            return None
-        if not self._pumps:
-            try:
-                return 0, await anext(self._streams[0])
-            except StopAsyncIteration:
-                return None
-        number, arrival = await self._arrivals.get()
-        if isinstance(arrival, EngineError):
-            raise arrival
-        return None if arrival is None else (number, arrival)
-
-    def _apply(self, number: int, output: RequestOutput) -> list[Piece]:
-        if number not in self._open:
-            return []
+    def _apply(self, number: int, output: RequestOutput, pieces: list[Piece]) -> None:
         self._note_progress(number, output)
         if output.error_code is not None:
             raise _failure(output.error_code, output.error)
-        pieces: list[Piece] = []
         first = number * self._n
+        has_ended = False
         for delta in output.deltas:
             if delta.finish_reason in ("abort", "error"):
                 raise _failure("engine_stopped", "the engine ended the request")
-            piece = self.choices[first + delta.index].push(delta)
+            choice = self.choices[first + delta.index]
+            piece = choice.push(delta)
             if piece is not None:
                 pieces.append(piece)
-        if all(choice.finish_reason for choice in self.choices[first : first + self._n]):
+                has_ended = has_ended or piece.finish_reason is not None
+        if has_ended and all(c.finish_reason for c in self.choices[first : first + self._n]):
             self._open.discard(number)
             if not output.finished:  # cut at a stop string: the engine does not know of those
                 self._engine.abort(self._requests[number].request_id)
         elif output.finished:
             raise _failure("engine_stopped", "the engine ended the request")
-        return pieces
 
     def _note_progress(self, number: int, output: RequestOutput) -> None:
         self._last = time.monotonic()
         if not self._has_output:
             self._has_output, self._first = True, self._last
-        self._cached[number] = max(self._cached[number], output.num_cached_tokens)
+        if output.num_cached_tokens > self._cached[number]:
+            self._cached[number] = output.num_cached_tokens
         if output.timing is not None:
             self._timings[number] = output.timing
         elif number in self._timings:

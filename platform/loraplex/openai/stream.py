@@ -12,6 +12,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from loraplex.drain import SERVER_SEND
 from loraplex.errors import as_api_error, client_gone, openai_body
 from loraplex.logs import log_unexpected
 from loraplex.openai.call import Call
@@ -42,14 +43,14 @@ class EventStream(ASGIResponse):
         """Send status, events and the end."""
         call = self._call
         watcher = asyncio.create_task(_abort_on_disconnect(receive, call.generation))
-        sender = _EventSender(send)
+        sender = _EventSender(scope["state"].get(SERVER_SEND, send))
         pulse = asyncio.create_task(sender.keep_alive(self._keep_alive_seconds))
         try:
             await send(
                 {"type": "http.response.start", "status": 200, "headers": self._raw_headers()}
             )
-            await sender.send(self._reply.opening(len(call.generation.choices)))
-            await self._send_events(sender, scope)
+            # In a task of its own, so that a token's wake-up does not climb through all middleware.
+            await asyncio.create_task(self._send_events(sender, scope))
             pulse.cancel()  # nothing may follow the end
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -59,6 +60,7 @@ class EventStream(ASGIResponse):
 
     async def _send_events(self, sender: "_EventSender", scope: Scope) -> None:
         try:
+            await sender.send(self._reply.opening(len(self._call.generation.choices)))
             while pieces := await self._call.generation.next():
                 await sender.send(self._events(pieces))
         except Exception as error:
@@ -73,7 +75,7 @@ class EventStream(ASGIResponse):
     def _events(self, pieces: list[Piece]) -> bytes:
         reply = self._reply
         if not self._call.generation.is_done:
-            return b"".join(map(reply.event, pieces))
+            return b"".join([reply.event(piece) for piece in pieces])
         timing = self._call.timing
         events = [reply.event(piece) for piece in pieces[:-1]]
         if self._include_usage:
