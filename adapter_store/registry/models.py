@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -69,7 +70,11 @@ _BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Tenant(Base):
-    """Who owns adapters and keys."""
+    """Who owns adapters and keys.
+
+    A deleted tenant's row stays while there is usage of it, and keeps the name: what was used under
+    it is nobody else's.
+    """
 
     __tablename__ = "tenant"
 
@@ -77,6 +82,8 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(String(64), unique=True)
     weight: Mapped[float]
     created_at: Mapped[datetime]
+    suspended_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
 
 
 class ApiKey(Base):
@@ -97,6 +104,7 @@ class ApiKey(Base):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
 
 
 class Adapter(Base):
@@ -106,7 +114,15 @@ class Adapter(Base):
     """
 
     __tablename__ = "adapter"
-    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "name"),
+        # Hardly any are kept resident, and they are asked for again and again.
+        Index(
+            None, "residency",
+            sqlite_where=text("residency <> 'auto'"),
+            postgresql_where=text("residency <> 'auto'"),
+        ),
+    )  # fmt: skip
 
     id: Mapped[int] = mapped_column(primary_key=True)
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
@@ -137,7 +153,10 @@ class AdapterVersion(Base):
 
 
 class Alias(Base):
-    """A movable name of a version. The database itself refuses to lose a version it points to."""
+    """A movable name of a version. The database itself refuses to lose a version it points to.
+
+    The share of its requests that is the canary's goes to the canary's version.
+    """
 
     __tablename__ = "alias"
     __table_args__ = (UniqueConstraint("adapter_id", "name"),)
@@ -146,7 +165,25 @@ class Alias(Base):
     adapter_id: Mapped[int] = mapped_column(ForeignKey("adapter.id"))
     name: Mapped[str] = mapped_column(String(31))
     version_id: Mapped[int] = mapped_column(ForeignKey("adapter_version.id"), index=True)
+    canary_version_id: Mapped[int | None] = mapped_column(
+        ForeignKey("adapter_version.id"), index=True
+    )
+    canary_share: Mapped[float | None]
     updated_at: Mapped[datetime]
+
+
+class StoredReply(Base):
+    """The answer to a call that named an `Idempotency-Key`, for calls that repeat it."""
+
+    __tablename__ = "stored_reply"
+    __table_args__ = (UniqueConstraint("tenant_id", "key_hash"),)
+
+    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
+    key_hash: Mapped[str] = mapped_column(String(64))
+    request_hash: Mapped[str] = mapped_column(String(64))
+    reply: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(index=True)
 
 
 class Usage(Base):
@@ -175,6 +212,7 @@ class Audit(Base):
     """Who changed what. Plain text, because it outlives what it names."""
 
     __tablename__ = "audit"
+    __table_args__ = (Index(None, "tenant", "id"),)
 
     id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
     actor: Mapped[str] = mapped_column(String(64))
