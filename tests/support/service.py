@@ -184,8 +184,8 @@ async def _served(app: Litestar, limits: ConnectionLimits) -> AsyncIterator[str]
     # asyncio sees no TCP in such a socket and leaves Nagle's algorithm on: 40 ms a reply.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
-        answering_when_cut(app), http=bounded_http(limits), ws="none", lifespan="on", access_log=False, log_config=None,
-        timeout_graceful_shutdown=2,
+        answering_when_cut(app), http=bounded_http(limits), ws="none", lifespan="on",
+        access_log=False, log_config=None, timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve([listener]))  # `serve` would take the signal handlers
