@@ -9,7 +9,6 @@ fill a slot. So memory is bounded by the limits plus the slots, and no slot wait
 Adapters that are *kept* stay in host memory whether or not a sequence wants them.
 """
 
-import enum
 import queue
 import shutil
 import time
@@ -18,12 +17,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
 from engine.adapter_disk import AdapterDisk, is_digest
 from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
+from engine.host_memory import HostEntry, HostMemory, HostState, HostWeights
 
 NUM_READERS = 2
 """Threads: one reads while another converts."""
@@ -31,37 +30,9 @@ TOUCH_SECONDS = 10.0
 """How often the use of adapters is noted on disk that are wanted without a pause."""
 
 
-class HostWeights(Protocol):
-    """Weights in host memory."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that they take."""
-        ...
-
-
-class _State(enum.Enum):
-    NEEDED = "needed"
-    DEFERRED = "deferred"
-    READING = "reading"
-    READY = "ready"
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    digest: str
-    since: float
-    state: _State = _State.NEEDED
-    wanted: bool = True
-    refetched: bool = False
-    """Its files were damaged or missing once already, and have been asked for again."""
-    num_bytes: int = 0
-    weights: HostWeights | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _ReadDone:
-    entry: _Entry
+    entry: HostEntry
     weights: HostWeights | None
     reason: str = ""
 
@@ -88,8 +59,7 @@ class AdapterHost:
     ) -> None:
         self._load = load
         self._need = need
-        self._max_loras = max_cpu_loras
-        self._max_bytes = cpu_lora_bytes
+        self._memory = HostMemory(max_cpu_loras, cpu_lora_bytes)
         self._wake = wake
         self._clock = clock
         self._threads = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="adapter-reader")
@@ -98,15 +68,8 @@ class AdapterHost:
             disk_lora_bytes,
             discard=lambda folder: self._threads.submit(shutil.rmtree, folder, ignore_errors=True),
         )
-        self._entries: dict[str, _Entry] = {}
-        self._idle: OrderedDict[str, _Entry] = OrderedDict()
-        """Ready and not wanted, least recently used first."""
-        self._deferred: OrderedDict[str, _Entry] = OrderedDict()
-        self._kept: frozenset[str] = frozenset()
+        self._deferred: OrderedDict[str, HostEntry] = OrderedDict()
         self._next_touch = clock() + TOUCH_SECONDS
-        self._num_held = 0
-        """Entries that are ready or being read, and their bytes."""
-        self._held_bytes = 0
         self._events: list[AdapterEvent] = []
         self._done: queue.SimpleQueue[_ReadDone] = queue.SimpleQueue()
         self._log = structlog.get_logger("engine.adapters")
@@ -114,17 +77,17 @@ class AdapterHost:
     @property
     def num_adapters(self) -> int:
         """Adapters in host memory, those being read included."""
-        return self._num_held
+        return self._memory.num_held
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the adapters in host memory."""
-        return self._held_bytes
+        return self._memory.held_bytes
 
     @property
     def kept(self) -> frozenset[str]:
         """Adapters that stay in host memory whether or not a sequence wants them."""
-        return self._kept
+        return self._memory.kept
 
     @property
     def recent(self) -> list[str]:
@@ -133,48 +96,49 @@ class AdapterHost:
 
     def is_coming(self, digest: str) -> bool:
         """Whether an adapter is on its way to host memory."""
-        entry = self._entries.get(digest)
-        return entry is not None and entry.state is not _State.READY
+        entry = self._memory.entries.get(digest)
+        return entry is not None and entry.state is not HostState.READY
 
     def has(self, digest: str) -> bool:
         """Whether an adapter is in host memory; counts as no use."""
-        entry = self._entries.get(digest)
-        return entry is not None and entry.state is _State.READY
+        entry = self._memory.entries.get(digest)
+        return entry is not None and entry.state is HostState.READY
 
     def keep(self, digests: Iterable[str]) -> None:
         """These adapters, and no others, are kept; those that are absent are fetched (again)."""
-        before, self._kept = self._kept, frozenset(filter(is_digest, digests))
-        for digest in self._kept:
-            if digest in self._entries:
-                self._idle.pop(digest, None)
-            else:
+        before, kept = self._memory.kept, frozenset(filter(is_digest, digests))
+        self._memory.kept = kept
+        for digest in sorted(kept | before):
+            entry = self._memory.entries.get(digest)
+            if entry is not None:
+                self._reconsider(entry)
+            elif digest in kept:
                 self._begin(digest, wanted=False)
-        for digest in before - self._kept:
-            if (entry := self._entries.get(digest)) is not None:
-                self._let_go(entry)
         self._settle()
 
     def read_ahead(self, digests: Iterable[str]) -> None:
         """Read adapters that lie on disk, and that nobody wants yet, while there is room."""
         for digest in digests:
             size = self._disk.size(digest)
-            if size is None or digest in self._entries:
+            if size is None or digest in self._memory.entries:
                 continue
-            if not self._has_room(1, size):
+            if not self._memory.has_room(size):
                 return
-            entry = self._entries[digest] = _Entry(digest, since=self._clock(), wanted=False)
+            entry = self._memory.entries[digest] = HostEntry(
+                digest, since=self._clock(), wanted=False
+            )
             entry.num_bytes = size
             self._read(entry, is_use=False)
 
     def prefetch(self, digest: str) -> None:
         """Start to bring an adapter to host memory; see `AdapterSource`."""
-        entry = self._entries.get(digest)
+        entry = self._memory.entries.get(digest)
         if entry is None:
             self._begin(digest)
             return
         entry.wanted = True
-        self._idle.pop(digest, None)
-        if entry.state is _State.READY:
+        self._memory.settle(entry)
+        if entry.state is HostState.READY:
             self._emit(AdapterReady(digest, 0.0))
 
     def poll(self) -> list[AdapterEvent]:
@@ -183,57 +147,56 @@ class AdapterHost:
         while not self._done.empty():
             done = self._done.get_nowait()
             # A forgotten adapter's read comes back to an entry that is no longer ours.
-            if self._entries.get(done.entry.digest) is done.entry:
+            if self._memory.entries.get(done.entry.digest) is done.entry:
                 self._finish_read(done)
         events, self._events = self._events, []
         return events
 
     def get(self, digest: str) -> HostWeights | None:
         """The weights if they are in host memory; else hastens them past the limits."""
-        entry = self._entries.get(digest)
+        entry = self._memory.entries.get(digest)
         if entry is None:
             return None
-        if entry.state is _State.DEFERRED:
+        if entry.state is HostState.DEFERRED:
             del self._deferred[digest]
             self._read(entry)
-        elif digest in self._idle:
-            self._idle.move_to_end(digest)
+        self._memory.note_use(digest)
         return entry.weights
 
     def release(self, digest: str) -> None:
         """No sequence wants this adapter any more; it stays while there is room."""
-        entry = self._entries.get(digest)
+        entry = self._memory.entries.get(digest)
         if entry is None or not entry.wanted:
             return
         entry.wanted = False
-        if entry.state is _State.READY:
+        if entry.state is HostState.READY:
             self._disk.touch(digest)
-        self._let_go(entry)
+        self._reconsider(entry)
         self._settle()
 
     def forget(self, digest: str) -> None:
         """Drop the adapter from memory and disk."""
         if not is_digest(digest):
             return
-        self._kept -= {digest}
+        self._memory.kept -= {digest}
         self._drop(digest)
         self._disk.remove(digest)
         self._settle()
 
     def have(self, digest: str) -> None:
         """A client says that the files lie on disk now."""
-        entry = self._entries.get(digest)
+        entry = self._memory.entries.get(digest)
         if entry is None:
             # Nobody waits any more; count it, so that the disk stays bounded.
             if is_digest(digest) and self._disk.find(digest) is not None:
                 self._trim_disk()
-        elif entry.state is _State.NEEDED:
+        elif entry.state is HostState.NEEDED:
             self._fetched(entry)
 
     def fetch_failed(self, digest: str, reason: str) -> None:
         """A client says that the files cannot be had."""
-        entry = self._entries.get(digest)
-        if entry is not None and entry.state is _State.NEEDED:
+        entry = self._memory.entries.get(digest)
+        if entry is not None and entry.state is HostState.NEEDED:
             self._fail(entry, reason)
 
     def close(self) -> None:
@@ -242,109 +205,78 @@ class AdapterHost:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the counts and lists disagree."""
-        held = [e for e in self._entries.values() if e.state in (_State.READING, _State.READY)]
-        assert len(held) == self._num_held, "held adapters miscounted"
-        assert sum(entry.num_bytes for entry in held) == self._held_bytes, "bytes miscounted"
-        for digest, entry in self._entries.items():
-            idle = entry.state is _State.READY and not self._is_held(entry)
-            assert (digest in self._idle) == idle, f"{digest[:12]} wrongly (not) idle"
-            deferred = entry.state is _State.DEFERRED
-            assert (digest in self._deferred) == deferred, f"{digest[:12]} wrongly (not) deferred"
-            assert (entry.weights is None) == (entry.state is not _State.READY)
-        assert self._idle.keys() <= self._entries.keys(), "an idle adapter is unknown"
+        self._memory.check_integrity()
+        entries = self._memory.entries
+        deferred = {d for d, entry in entries.items() if entry.state is HostState.DEFERRED}
+        assert self._deferred.keys() == deferred, "wrongly (not) deferred"
 
-    def _is_held(self, entry: _Entry) -> bool:
-        return entry.wanted or entry.digest in self._kept
-
-    def _let_go(self, entry: _Entry) -> None:
-        if self._is_held(entry):
-            return
-        if entry.state is _State.READY:
-            self._idle[entry.digest] = entry
-        elif entry.state is _State.DEFERRED:
+    def _reconsider(self, entry: HostEntry) -> None:
+        """It came to be needed, or is not needed any more."""
+        if entry.state is HostState.DEFERRED and not self._memory.is_needed(entry):
             self._drop(entry.digest)
+        else:
+            self._memory.settle(entry)
 
     def _note_use(self) -> None:
         now = self._clock()
         if now >= self._next_touch:
             self._next_touch = now + TOUCH_SECONDS
-            for entry in self._entries.values():
-                if entry.wanted and entry.state is _State.READY:
+            for entry in self._memory.entries.values():
+                if entry.wanted and entry.state is HostState.READY:
                     self._disk.touch(entry.digest)
 
     def _begin(self, digest: str, *, wanted: bool = True) -> None:
         if not is_digest(digest):
             self._emit(AdapterFailed(digest, "not an adapter digest"))
             return
-        entry = self._entries[digest] = _Entry(digest, since=self._clock(), wanted=wanted)
+        entry = self._memory.entries[digest] = HostEntry(digest, since=self._clock(), wanted=wanted)
         if self._disk.find(digest) is None:
             self._need(digest)
         else:
             self._fetched(entry)
 
-    def _fetched(self, entry: _Entry) -> None:
+    def _fetched(self, entry: HostEntry) -> None:
         size = self._disk.find(entry.digest)
         if size is None:
             self._damaged(entry, "its files are missing from the cache folder")
             return
-        if not self._is_held(entry):
+        if not self._memory.is_needed(entry):
             self._drop(entry.digest)
             self._trim_disk()
             return
         entry.num_bytes = size
-        entry.state = _State.DEFERRED
+        entry.state = HostState.DEFERRED
         self._deferred[entry.digest] = entry
         self._trim_disk()
         self._settle()
 
     def _trim_disk(self) -> None:
-        entries = self._entries.values()
+        entries = self._memory.entries.values()
         self._disk.trim(
-            {e.digest for e in entries if self._is_held(e) or e.state is _State.READING}
+            {e.digest for e in entries if self._memory.is_needed(e) or e.state is HostState.READING}
         )
 
     def _settle(self) -> None:
         """Evict what is idle and too much, then read deferred adapters while there is room."""
-        self._evict(0, 0)
+        self._memory.trim()
         while self._deferred:
             entry = next(iter(self._deferred.values()))
-            self._evict(1, entry.num_bytes)
-            if not self._has_room(1, entry.num_bytes):
+            if not self._memory.make_room(entry.num_bytes):
                 return
             del self._deferred[entry.digest]
             self._read(entry)
 
-    def _has_room(self, num_more: int, more_bytes: int) -> bool:
-        if self._num_held == 0:
-            return True  # an adapter larger than the limit is still served, alone
-        return (
-            self._num_held + num_more <= self._max_loras
-            and self._held_bytes + more_bytes <= self._max_bytes
-        )
-
-    def _evict(self, num_more: int, more_bytes: int) -> None:
-        while self._idle and not self._has_room(num_more, more_bytes):
-            self._drop(next(iter(self._idle)))
-
     def _drop(self, digest: str) -> None:
-        entry = self._entries.pop(digest, None)
-        if entry is None:
-            return
-        self._idle.pop(digest, None)
         self._deferred.pop(digest, None)
-        if entry.state in (_State.READING, _State.READY):
-            self._num_held -= 1
-            self._held_bytes -= entry.num_bytes
+        self._memory.drop(digest)
 
-    def _read(self, entry: _Entry, *, is_use: bool = True) -> None:
-        entry.state = _State.READING
-        self._num_held += 1
-        self._held_bytes += entry.num_bytes
+    def _read(self, entry: HostEntry, *, is_use: bool = True) -> None:
+        self._memory.begin_read(entry)
         if is_use:
             self._disk.touch(entry.digest)
         self._threads.submit(self._read_on_thread, entry, self._disk.path(entry.digest))
 
-    def _read_on_thread(self, entry: _Entry, folder: Path) -> None:
+    def _read_on_thread(self, entry: HostEntry, folder: Path) -> None:
         try:
             done = _ReadDone(entry, self._load(entry.digest, folder))
         except BaseException as error:  # whatever a damaged file provokes, a panic in Rust included
@@ -355,35 +287,28 @@ class AdapterHost:
     def _finish_read(self, done: _ReadDone) -> None:
         entry = done.entry
         if done.weights is None:
-            self._num_held -= 1
-            self._held_bytes -= entry.num_bytes
-            entry.num_bytes = 0
+            self._memory.read_failed(entry)
             self._damaged(entry, done.reason)
             self._settle()
             return
-        self._held_bytes += done.weights.nbytes - entry.num_bytes
-        entry.num_bytes = done.weights.nbytes
-        entry.weights = done.weights
-        entry.state = _State.READY
-        if not self._is_held(entry):
-            self._idle[entry.digest] = entry
+        self._memory.read_done(entry, done.weights)
         seconds = self._clock() - entry.since
         self._log.info("adapter_read", adapter=entry.digest[:12], seconds=round(seconds, 4))
         self._emit(AdapterReady(entry.digest, seconds))
         self._settle()
 
-    def _damaged(self, entry: _Entry, reason: str) -> None:
+    def _damaged(self, entry: HostEntry, reason: str) -> None:
         self._disk.remove(entry.digest)
-        if entry.refetched or not self._is_held(entry):
+        if entry.refetched or not self._memory.is_needed(entry):
             self._fail(entry, reason)
             return
         self._log.warning("adapter_damaged", adapter=entry.digest[:12], reason=reason)
         entry.refetched = True
-        entry.state = _State.NEEDED
+        entry.state = HostState.NEEDED
         self._need(entry.digest)
 
-    def _fail(self, entry: _Entry, reason: str) -> None:
-        del self._entries[entry.digest]
+    def _fail(self, entry: HostEntry, reason: str) -> None:
+        del self._memory.entries[entry.digest]
         self._log.warning("adapter_failed", adapter=entry.digest[:12], reason=reason)
         if entry.wanted:  # else it would hit whoever asks for it before the next poll
             self._emit(AdapterFailed(entry.digest, reason))

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapter_host import AdapterHost, HostWeights
+from engine.adapter_host import AdapterHost
 from engine.adapter_source import Runner
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.fetch_desk import FetchDesk
+from engine.host_memory import HostWeights
 from engine.messages import EngineInfo
 from engine.residency import Residency
 from engine.wake_up import WakeUp

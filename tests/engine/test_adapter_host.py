@@ -342,6 +342,93 @@ def test_the_order_of_use_on_disk_survives_a_restart(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [B, C, "upload.tmp"]
 
 
+def test_what_is_kept_is_read_unasked_and_never_evicted_until_it_is_kept_no_more(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path, max_cpu_loras=2) as b:
+        b.put(A)
+        b.host.keep([A, B])
+        assert b.needed == [B] and b.events(1) == [AdapterReady(A, pytest.approx(0, abs=9))]
+        b.put(B)
+        b.host.have(B)
+        b.events(1)
+        b.put(C)
+        b.host.prefetch(C)
+        b.host.prefetch(A)
+        b.host.release(A)
+        assert b.reads == [A, B] and b.host.is_coming(C) and not b.host.has(C)
+        assert b.host.get(C) is None  # for a slot: past the limit
+        b.events(2)
+        b.host.release(C)
+        assert not b.host.has(C) and b.host.has(A) and b.host.has(B)
+        b.host.keep([A])
+        b.host.prefetch(C)
+        b.events(1)
+        assert b.host.has(A) and not b.host.has(B) and b.reads == [A, B, C, C]
+        b.host.forget(A)
+        assert b.host.kept == frozenset() and not b.host.has(A)
+
+
+def test_keeping_again_fetches_what_could_not_be_had(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.host.keep([A, "../etc"])
+        b.host.fetch_failed(A, "gone")
+        assert b.host.poll() == []  # no sequence wants it: nobody is to be told
+        b.host.keep([A])
+        assert b.needed == [A, A]
+        b.put(A)
+        b.host.have(A)
+        b.events(1)
+        assert b.host.has(A)
+
+
+def test_adapters_are_read_ahead_from_disk_while_there_is_room(tmp_path: Path) -> None:
+    for digest in (A, B, C):
+        put_fake_adapter(tmp_path, digest, b"damaged" if digest == B else b"weights")
+    with bench(tmp_path, max_cpu_loras=2) as b:
+        b.host.read_ahead([D, A, B, C])
+        assert b.needed == [] and b.host.num_adapters == 2
+        assert [event.digest for event in b.events(1)] == [A]
+        while b.host.is_coming(B):
+            b.woken.wait(0.05)
+            b.host.poll()
+        assert b.host.has(A) and not b.host.has(B) and not (tmp_path / B).exists()
+        b.host.prefetch(C)
+        b.events(1)
+        b.host.prefetch(D)
+        b.put(D)
+        b.host.have(D)
+        b.events(1)
+        assert not b.host.has(A), "what was read ahead is idle: it goes for what is wanted"
+
+
+def test_the_last_use_is_noted_on_disk_at_its_end_and_in_between(tmp_path: Path) -> None:
+    now = [0.0]
+    host = AdapterHost(
+        tmp_path, load_fake_adapter, need=lambda digest: None, max_cpu_loras=4,
+        cpu_lora_bytes=10**9, disk_lora_bytes=10**9, clock=lambda: now[0],
+    )  # fmt: skip
+    for digest in (A, B, C):
+        put_fake_adapter(tmp_path, digest)
+        host.prefetch(digest)
+    while not all(map(host.has, (A, B, C))):
+        host.poll()
+
+    def order() -> list[str]:
+        return AdapterDisk(tmp_path, max_bytes=10**9).recent
+
+    for number, digest in enumerate((A, B, C)):
+        os.utime(tmp_path / digest, (1000 + number, 1000 + number))
+    assert order() == [C, B, A]
+    host.release(A)
+    assert order() == [A, C, B] and host.recent[0] == A
+    os.utime(tmp_path / A, (1500, 1500))
+    now[0] += 60
+    host.poll()
+    assert set(order()[:2]) == {B, C}
+    host.close()
+
+
 class HostMachine(RuleBasedStateMachine):
     """Any order of calls keeps the counts right, the memory bounded and every prefetch answered."""
 
@@ -384,6 +471,14 @@ class HostMachine(RuleBasedStateMachine):
     def forget(self, digest: str) -> None:
         if digest not in self.wanted:
             self.bench.host.forget(digest)
+
+    @rule(kept=st.sets(digests, max_size=2))
+    def keep(self, kept: set[str]) -> None:
+        self.bench.host.keep(kept)
+
+    @rule(recent=st.lists(digests, max_size=3))
+    def read_ahead(self, recent: list[str]) -> None:
+        self.bench.host.read_ahead(recent)
 
     @rule(digest=digests)
     def get(self, digest: str) -> None:
