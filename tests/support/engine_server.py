@@ -38,7 +38,14 @@ from engine.process import serve
 from engine.scheduled_batch import ScheduledBatch
 from engine.server import EngineServer
 from engine.wire import Codec
-from tests.support.scripted_engine import ScriptedRunner, echo, endless, scripted_parts
+from tests.support.scripted_engine import (
+    FakeWeights,
+    ScriptedRunner,
+    echo,
+    endless,
+    load_fake_adapter,
+    scripted_parts,
+)
 
 M = TypeVar("M", bound=EngineMessage)
 ROOT = Path(__file__).parents[2]
@@ -238,11 +245,17 @@ def main(args_path: str, behaviour: str) -> int:
             time.sleep(0.01)
         if behaviour == "crash" and runner.num_steps > 3:
             raise RuntimeError("the device fell off the bus")
-        if behaviour == "hang" and runner.num_steps > 3:
+        hangs = behaviour == "hang" or (behaviour == "hang_once" and args.generation == 1)
+        if hangs and runner.num_steps > 3:
             threading.Event().wait()
 
+    def load(digest: str, folder: Path) -> FakeWeights:
+        if behaviour == "slow_load":
+            time.sleep(2 * args.hang_seconds)
+        return load_fake_adapter(digest, folder)
+
     runner.before_step = before_step
-    return serve(scripted_parts(runner, Path(args.cache_dir)), args)
+    return serve(scripted_parts(runner, Path(args.cache_dir), load=load), args)
 
 
 if __name__ == "__main__":
