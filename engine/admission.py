@@ -3,6 +3,7 @@
 from engine.adapter_queue import AdapterQueue
 from engine.config import SchedulerConfig
 from engine.fair_order import comes_before
+from engine.fairness_bounds import service_unit
 from engine.lifecycle import Lifecycle
 from engine.messages import WaitCause
 from engine.sequence import Sequence
@@ -19,6 +20,7 @@ class Admission:
     def __init__(self, lifecycle: Lifecycle, config: SchedulerConfig) -> None:
         self._lifecycle = lifecycle
         self._max_num_seqs = config.max_num_seqs
+        self._max_lead = service_unit(config)
 
     def next_queue(self) -> AdapterQueue | None:
         """The queue to be served next: one whose reserved slot is ready, else one whose head was
@@ -30,7 +32,7 @@ class Admission:
         while True:
             queue = gate.first_ready()
             if queue is None:
-                queue = waiting.resuming.min()
+                queue = self._first_resuming()
             if queue is None:
                 queue = self._first_in_order(can_reserve)
             if queue is None:
@@ -71,9 +73,23 @@ class Admission:
         """Admission stops at this queue's head; it waits for `cause` from now on."""
         self._lifecycle.waiting.stop_at(queue, cause)
 
+    def _first_resuming(self) -> AdapterQueue | None:
+        """Before others, unless it is further ahead of them than running on could have brought it.
+
+        Else those who lose their blocks over and over could keep all others out.
+        """
+        queue = self._lifecycle.waiting.resuming.min()
+        if queue is None:
+            return None
+        lead = max(
+            queue.tenant.counter - self._lifecycle.waiting.floor,
+            queue.counter - queue.tenant.contenders.floor,
+        )
+        return queue if lead <= self._max_lead else None
+
     def _first_in_order(self, can_reserve: bool) -> AdapterQueue | None:
         waiting = self._lifecycle.waiting
-        orders = [waiting.ready]
+        orders = [waiting.ready, waiting.resuming]
         if can_reserve:
             orders.append(waiting.unplaced)
         if self._lifecycle.gate.can_hasten:

@@ -4,14 +4,14 @@ Single-threaded and free of torch. `engine.server` calls it from the engine's ow
 `engine.inline_client` from a test's event loop.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from engine.adapter_source import AdapterReady, AdapterSource, Runner
 from engine.config import SchedulerConfig
 from engine.messages import EngineRequest, EngineStats, RequestOutput
-from engine.scheduled_batch import ScheduledBatch
+from engine.scheduled_batch import SlotLoad
 from engine.scheduler import Scheduler
 
 ClientOutput = tuple[Hashable, RequestOutput]
@@ -64,9 +64,11 @@ class EngineCore:
     def step(self) -> list[ClientOutput]:
         """One iteration, adapter events included; [] if nothing could run."""
         self._take_adapter_events()
+        # Slots that were given away by now are filled first: their rows can be in this very batch.
+        self._change_slots(*self._scheduler.take_slot_changes())
         batch = self._scheduler.schedule()
         self._tell_source()
-        self._change_slots(batch)
+        self._change_slots(batch.cleared_slots, batch.loads)
         if batch.rows:
             # The slots are changed by now. A runner that cleared them (again) would take away what
             # was installed in the meantime, and base answers would pass for the adapter's.
@@ -110,10 +112,10 @@ class EngineCore:
             if self._adapters.get(digest) is not None:
                 self._scheduler.adapter_fetched(digest)
 
-    def _change_slots(self, batch: ScheduledBatch) -> None:
-        for slot in batch.cleared_slots:
+    def _change_slots(self, cleared: Iterable[int], loads: Iterable[SlotLoad]) -> None:
+        for slot in cleared:
             self._runner.clear_slot(slot)
-        for slot, digest in batch.loads:
+        for slot, digest in loads:
             self._install(slot, digest)
 
     def _install(self, slot: int, digest: str) -> None:

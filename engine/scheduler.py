@@ -22,7 +22,13 @@ from engine.outputs import Outputs
 from engine.policies import make_policy
 from engine.request import Request, RequestKey
 from engine.request_checks import check_request
-from engine.scheduled_batch import SampledRow, SampledToken, ScheduledBatch, StepResult
+from engine.scheduled_batch import (
+    SampledRow,
+    SampledToken,
+    ScheduledBatch,
+    SlotLoad,
+    StepResult,
+)
 from engine.sequence import Sequence
 from engine.step_clock import StepClock
 from engine.step_plan import StepPlan
@@ -149,6 +155,7 @@ class Scheduler:
 
     def adapter_fetched(self, digest: str) -> None:
         """An adapter's weights are in host memory: it may be given a slot."""
+        self._lifecycle.gate.place_early()
         self._time.tick()
         self._lifecycle.slots.fetched(digest)
         self._lifecycle.waiting.refile(digest)
@@ -175,6 +182,10 @@ class Scheduler:
 
     def unload(self, digest: str) -> None:
         """Forget an adapter once nothing needs it, its slot and its prefixes included."""
+    def take_slot_changes(self) -> tuple[list[int], list[SlotLoad]]:
+        """Slots to clear and loads to start before the next step; else its batch names them."""
+        return self._lifecycle.slots.take_changes()
+
         self._time.tick()
         self._lifecycle.slots.unload(digest)
         self._lifecycle.gate.settle()

@@ -10,7 +10,8 @@ them. So a claim is overdue too, whatever its place, once any single tenant was 
 `limit` tokens since the claim was made.
 """
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 
 
 class Account:
@@ -19,7 +20,7 @@ class Account:
     __slots__ = ("lent", "look_again_at")
 
     def __init__(self, look_again_at: float) -> None:
-        self.lent = Counter[str]()
+        self.lent = defaultdict[str, float](float)
         self.look_again_at = look_again_at
         """Before so much was served in all, no single borrower can have had the limit."""
 
@@ -47,7 +48,7 @@ class SlotDebt:
         index = self._accounts.index(account)
         del self._accounts[index]
         if index:
-            self._accounts[index - 1].lent.update(account.lent)
+            _add(self._accounts[index - 1].lent, account.lent)
         else:
             self._oldest_since = self._served
 
@@ -70,10 +71,15 @@ class SlotDebt:
         )
 
     def _is_overborrowed(self, index: int) -> bool:
-        lent = Counter[str]()
+        lent = defaultdict[str, float](float)
         for account in self._accounts[index:]:
-            lent.update(account.lent)
+            _add(lent, account.lent)
         most = max(lent.values(), default=0.0)
         # At worst, all that is served from now on goes to the one who had the most.
         self._accounts[index].look_again_at = self._served + self._limit - most
         return most > self._limit
+
+
+def _add(total: defaultdict[str, float], lent: Mapping[str, float]) -> None:
+    for tenant, num_tokens in lent.items():
+        total[tenant] += num_tokens

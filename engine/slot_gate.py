@@ -90,6 +90,18 @@ class SlotGate:
         self.settle()
         return True
 
+    def place_early(self) -> None:
+        """Between steps: give spare slots away as the next step would, to save that step.
+
+        Only if nobody could be admitted now: a queue whose slot is ready goes before all others.
+        """
+        waiting = self._waiting
+        while waiting.ready.min() is None and waiting.resuming.min() is None:
+            queue = waiting.unplaced.min() if self._slots.has_spare else None
+            if queue is None:
+                return
+            self.reserve(queue)
+
     def hasten(self, queue: AdapterQueue) -> None:
         """An unfetched queue is first in order: its adapter's source should hurry."""
         assert queue.adapter is not None

@@ -39,6 +39,11 @@ class Waiting:
 
     def queue_of(self, message: EngineRequest) -> AdapterQueue:
         """The queue of a request's tenant and adapter, which takes its weight and limit."""
+    @property
+    def floor(self) -> float:
+        """The counter of the least served tenant that waits and that no quota holds back."""
+        return self._contenders.floor
+
         tenant = self.tenants.get(message.tenant)
         if tenant is None:
             tenant = self.tenants[message.tenant] = Tenant(message.tenant, self._time.now)

@@ -1,0 +1,1 @@
+"""The real scheduler on a simulated clock: no model, no threads, no torch."""

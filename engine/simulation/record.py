@@ -1,0 +1,105 @@
+"""What became of each request of a simulation, and what a run amounts to."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.messages import EngineRequest, FinishReason, RequestTiming
+
+Ending = FinishReason | Literal["refused"]
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request; times are simulated seconds since the start, None until they come."""
+
+    request: EngineRequest
+    arrival: float
+    """When it was sent."""
+    queued: float | None = None
+    """When the engine saw it: between steps."""
+    first_token: float | None = None
+    finished: float | None = None
+    finish_reason: Ending | None = None
+    """Of the first choice to end; `error` and `refused` have an `error_code`."""
+    error_code: str | None = None
+    timing: RequestTiming | None = None
+    """As told to the client; None if it never heard of one."""
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    """Of all choices."""
+    token_times: list[float] = field(default_factory=list[float])
+    """When a step gave it tokens, once however many choices it has."""
+
+    @property
+    def first_admitted(self) -> float | None:
+        """When it began to run."""
+        if self.first_token is None or self.timing is None:
+            return None
+        return self.first_token - self.timing.prefill
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """From when it was sent."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def queue(self) -> dict[str, float]:
+        """Seconds in the queue by cause, waits after preemptions included."""
+        return {} if self.timing is None else self.timing.queue
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between tokens."""
+        times = self.token_times
+        return [after - before for before, after in itertools.pairwise(times)]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport:
+    """A run: its requests in the order of arrival, and totals."""
+
+    requests: Sequence[RequestRecord]
+    seconds: float
+    """When the last of it was over."""
+    num_steps: int
+    num_preemptions: int
+    num_rows: int
+    """Rows of all steps."""
+    num_loads: int
+    """Adapters brought to host memory."""
+    num_installs: int
+    """Adapters put into a slot."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Over all requests."""
+        return sum(record.num_output_tokens for record in self.requests)
+
+    def first_token_seconds(self) -> list[float]:
+        """Times to first token of all that got one."""
+        times = (record.time_to_first_token for record in self.requests)
+        return [seconds for seconds in times if seconds is not None]
+
+    def gap_seconds(self) -> list[float]:
+        """All gaps between tokens of all requests."""
+        return [gap for record in self.requests for gap in record.gaps]
+
+    def queue_seconds_by_adapter(self) -> dict[str | None, dict[str, float]]:
+        """Seconds in the queue by adapter and cause."""
+        totals: dict[str | None, dict[str, float]] = {}
+        for record in self.requests:
+            total = totals.setdefault(record.request.adapter, {})
+            for cause, seconds in record.queue.items():
+                total[cause] = total.get(cause, 0.0) + seconds
+        return totals
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The smallest value that at least `percent` per cent of the values do not exceed."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values")
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

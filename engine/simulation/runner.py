@@ -1,0 +1,93 @@
+"""A runner that computes nothing: it lets time pass, and draws tokens that end nothing early."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.scheduled_batch import (
+    SampledRow,
+    SampledToken,
+    SamplingRow,
+    ScheduledBatch,
+    StepResult,
+)
+from engine.simulation.step_time import StepTime
+
+TokenScript = Callable[[SamplingRow], int]
+"""The next token of a row: to end a reply at an EOS id, for one."""
+
+FILLER_TOKEN_ID = 1
+
+
+class SimulatedClock:
+    """Seconds since the start; moved by whoever simulates."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+class SimulatedRunner:
+    """A `Runner`: a step takes `step_time(batch)`, an install `install_seconds`.
+
+    Without a script every token is `FILLER_TOKEN_ID`, so that a reply ends at its `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        step_time: StepTime,
+        *,
+        script: TokenScript | None = None,
+        install_seconds: float = 0.0,
+        observe: Callable[[ScheduledBatch], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._step_time = step_time
+        self._script = script
+        self._install_seconds = install_seconds
+        self._observe = observe
+        self._fillers: dict[int, SampledRow] = {}
+        self.num_rows = 0
+        self.num_steps = 0
+        self.num_installs = 0
+        self.slots: dict[int, str] = {}
+        """Digest by slot."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """See `Runner`."""
+        if self._observe is not None:
+            self._observe(batch)
+        self.num_steps += 1
+        self.num_rows += len(batch.rows)
+        self._clock.now += self._step_time(batch)
+        sample = self._filler if self._script is None else self._scripted
+        return StepResult(
+            [None if row.sampling is None else sample(row.sampling) for row in batch.rows]
+        )
+
+    def install_adapter(self, slot: int, weights: Any) -> None:
+        """See `Runner`."""
+        self.num_installs += 1
+        self.slots[slot] = weights
+        self._clock.now += self._install_seconds
+
+    def clear_slot(self, slot: int) -> None:
+        """See `Runner`."""
+        self.slots.pop(slot, None)
+
+    def _filler(self, row: SamplingRow) -> SampledRow:
+        num_choices = len(row.choices)
+        drawn = self._fillers.get(num_choices)
+        if drawn is None:
+            drawn = SampledRow((SampledToken(FILLER_TOKEN_ID),) * num_choices)
+            self._fillers[num_choices] = drawn
+        return drawn
+
+    def _scripted(self, row: SamplingRow) -> SampledRow:
+        assert self._script is not None
+        return SampledRow((SampledToken(self._script(row)),) * len(row.choices))
