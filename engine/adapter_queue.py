@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from engine.backpressure import Pressure
 from engine.messages import WaitCause
 from engine.sequence import Sequence
 from engine.wait_causes import WaitLedger
@@ -18,7 +19,9 @@ class AdapterQueue:
     Ordered by arrival, save that preempted sequences come first. Every operation is O(1).
     """
 
-    __slots__ = ("_sequences", "adapter", "counter", "ledger", "num_running", "order", "tenant")
+    __slots__ = (
+        "_sequences", "adapter", "counter", "ledger", "num_running", "order", "pressure", "tenant",
+    )  # fmt: skip
 
     def __init__(
         self, tenant: "Tenant", adapter: str | None, *, cause: WaitCause, now: int
@@ -33,6 +36,7 @@ class AdapterQueue:
         """The index it is offered in; None while it is empty or waits for its slot."""
         self.num_running = 0
         """Sequences of this queue that run now."""
+        self.pressure = Pressure(now)
         self._sequences = OrderedDict[int, Sequence]()
 
     def __len__(self) -> int:

@@ -20,6 +20,10 @@ class SchedulerConfig:
     max_loras: int = 8
     max_queue_len: int = 4096
     """Waiting requests over all tenants; more are refused with `queue_full`."""
+    max_queued_per_tenant: int | None = None
+    """Of one tenant (`tenant_queue_full`); None: as many as there may be of all."""
+    max_queued_per_adapter: int | None = None
+    """Of one tenant for one adapter, or for the base (`adapter_queue_full`); None: likewise."""
     policy: Policy = "chunked"
     enable_prefix_cache: bool = True
     slot_debt_tokens: int | None = None
@@ -30,10 +34,11 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in (
             "num_kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
-            "max_model_len", "max_queue_len",
+            "max_model_len", "max_queue_len", "max_queued_per_tenant", "max_queued_per_adapter",
         ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.max_loras < 0:
             raise ConfigError(f"max_loras must be at least 0, not {self.max_loras}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -7,6 +7,8 @@ EngineError
 └── EngineUnavailable    the engine is not there, restarted, or is draining
 """
 
+from engine.backpressure import Congestion
+
 
 class EngineError(Exception):
     """Base of all engine errors."""
@@ -20,17 +22,25 @@ class RequestRefused(EngineError):
     """A request that the engine will not queue.
 
     `code` is a stable reason code (`context_length_exceeded`, `queue_full`, ...), `param` the
-    request field at fault, `limit` the effective limit where there is one.
+    request field at fault, `limit` the effective limit where there is one, `congestion` the full
+    queue if that is the reason.
     """
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, limit: int | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        limit: int | None = None,
+        congestion: Congestion | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.limit = limit
+        self.congestion = congestion
 
 
 class AdapterUnavailable(EngineError):

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.backpressure import Congestion
 from engine.sampling_params import SamplingParams
 
 # `gc=False` where tokens are many: what cannot be part of a cycle need not be looked at for one.
@@ -252,6 +253,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     param: str | None = None
     limit: int | None = None
+    congestion: Congestion | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

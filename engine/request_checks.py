@@ -1,22 +1,22 @@
 """What is refused before it is queued: requests that could never run, or not now."""
 
+from engine.backpressure import Pressure
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.messages import EngineRequest
+from engine.waiting import Waiting
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
 """A counter grows by tokens / weight. Past 2**53 further tokens would vanish in it, and since
 others are lifted to it, fairness would end for them too."""
 
 
-def check_request(
-    request: EngineRequest, config: SchedulerConfig, *, vocab_size: int, num_waiting: int
-) -> None:
+def check_request(request: EngineRequest, config: SchedulerConfig, *, vocab_size: int) -> None:
     """Raise `RequestRefused`, with a reason code, the field at fault and the effective limit."""
     _check_numbers(request)
     _check_prompt(request, config)
     _check_vocabulary(request, vocab_size)
-    _check_capacity(request, config, num_waiting)
+    _check_capacity(request, config)
 
 
 def _check_numbers(request: EngineRequest) -> None:
@@ -62,7 +62,45 @@ def _check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
             )
 
 
-def _check_capacity(request: EngineRequest, config: SchedulerConfig, num_waiting: int) -> None:
+def check_room(
+    request: EngineRequest, config: SchedulerConfig, waiting: Waiting, *, now: int
+) -> None:
+    """Raise `RequestRefused` with the `congestion` of the narrowest queue that is full.
+
+    `now` in nanoseconds.
+    """
+    tenant = waiting.tenants.get(request.tenant)
+    queue = None if tenant is None else tenant.queues.get(request.adapter)
+    if queue is not None:
+        what = "the base model" if request.adapter is None else "this adapter"
+        _refuse_if_full(
+            "adapter_queue_full", f"the tenant's queue for {what}",
+            len(queue), config.max_queued_per_adapter, queue.pressure, now,
+        )  # fmt: skip
+    if tenant is not None:
+        _refuse_if_full(
+            "tenant_queue_full", "the tenant's queue",
+            tenant.num_waiting, config.max_queued_per_tenant, tenant.pressure, now,
+        )  # fmt: skip
+    _refuse_if_full(
+        "queue_full", "the engine's queue",
+        waiting.num_waiting, config.max_queue_len, waiting.pressure, now,
+    )  # fmt: skip
+
+
+def _refuse_if_full(
+    code: str, name: str, queued: int, limit: int | None, pressure: Pressure, now: int
+) -> None:
+    if limit is not None and queued >= limit:
+        raise RequestRefused(
+            code,
+            f"{name} is full: {queued} requests wait, at most {limit} may; try again later",
+            limit=limit,
+            congestion=pressure.refuse(queued, limit, now),
+        )
+
+
+def _check_capacity(request: EngineRequest, config: SchedulerConfig) -> None:
     n = request.sampling.n
     if n > config.max_num_seqs:
         raise RequestRefused(
@@ -80,9 +118,3 @@ def _check_capacity(request: EngineRequest, config: SchedulerConfig, num_waiting
         )
     if request.adapter is not None and config.max_loras == 0:
         raise RequestRefused("adapters_disabled", "the engine serves no adapters", param="model")
-    if num_waiting >= config.max_queue_len:
-        raise RequestRefused(
-            "queue_full",
-            f"{num_waiting} requests wait already; try again later",
-            limit=config.max_queue_len,
-        )

@@ -21,7 +21,7 @@ from engine.messages import EngineRequest, EngineStats, FinishReason, RequestOut
 from engine.outputs import Outputs
 from engine.policies import make_policy
 from engine.request import Request, RequestKey
-from engine.request_checks import check_request
+from engine.request_checks import check_request, check_room
 from engine.scheduled_batch import (
     SampledRow,
     SampledToken,
@@ -70,12 +70,8 @@ class Scheduler:
         """Queue a request; raises `RequestRefused`."""
         self._time.tick()
         lifecycle = self._lifecycle
-        check_request(
-            message,
-            self._config,
-            vocab_size=self._vocab_size,
-            num_waiting=lifecycle.waiting.num_waiting,
-        )
+        check_request(message, self._config, vocab_size=self._vocab_size)
+        check_room(message, self._config, lifecycle.waiting, now=self._time.now)
         requests = self._requests.setdefault(client, {})
         if message.request_id in requests:
             raise RequestRefused("duplicate_request_id", "this request id is in use")
@@ -155,11 +151,11 @@ class Scheduler:
 
     def adapter_fetched(self, digest: str) -> None:
         """An adapter's weights are in host memory: it may be given a slot."""
-        self._lifecycle.gate.place_early()
         self._time.tick()
         self._lifecycle.slots.fetched(digest)
         self._lifecycle.waiting.refile(digest)
         self._lifecycle.gate.settle()  # it may be pinned
+        self._lifecycle.gate.place_early()
 
     def adapter_installed(self, digest: str) -> None:
         """The weights of a load are in their slot."""
@@ -182,13 +178,13 @@ class Scheduler:
 
     def unload(self, digest: str) -> None:
         """Forget an adapter once nothing needs it, its slot and its prefixes included."""
-    def take_slot_changes(self) -> tuple[list[int], list[SlotLoad]]:
-        """Slots to clear and loads to start before the next step; else its batch names them."""
-        return self._lifecycle.slots.take_changes()
-
         self._time.tick()
         self._lifecycle.slots.unload(digest)
         self._lifecycle.gate.settle()
+
+    def take_slot_changes(self) -> tuple[list[int], list[SlotLoad]]:
+        """Slots to clear and loads to start before the next step; else its batch names them."""
+        return self._lifecycle.slots.take_changes()
 
     def pin(self, digests: frozenset[str]) -> None:
         """Replace the set of pinned adapters; raises `RequestRefused` if they are too many.

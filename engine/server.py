@@ -231,6 +231,7 @@ class EngineServer:
             refusal.message,
             param=refusal.param,
             limit=refusal.limit,
+            congestion=refusal.congestion,
         )
         self._send(client, answer)
 

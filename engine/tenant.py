@@ -1,6 +1,7 @@
 """A tenant as the scheduler sees it: a weight, a counter, a concurrency limit, some queues."""
 
 from engine.adapter_queue import AdapterQueue
+from engine.backpressure import Pressure
 from engine.fairness import Contenders
 from engine.wait_causes import HoldClock
 
@@ -10,7 +11,7 @@ class Tenant:
 
     __slots__ = (
         "contenders", "counter", "has_reservation", "hold_clock", "is_hastening",
-        "max_concurrent", "name", "num_running", "num_waiting", "queues", "weight",
+        "max_concurrent", "name", "num_running", "num_waiting", "pressure", "queues", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str, now: int) -> None:
@@ -27,6 +28,7 @@ class Tenant:
         self.is_hastening = False
         """Whether one of its adapters is fetched before others: one at a time."""
         self.hold_clock = HoldClock(now)
+        self.pressure = Pressure(now)
         self.queues: dict[str | None, AdapterQueue] = {}
         self.contenders = Contenders[AdapterQueue](is_idle_queue)
 

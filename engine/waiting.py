@@ -9,6 +9,7 @@ what it may serve and never at all that waits.
 
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import AdapterSlots, SlotState
+from engine.backpressure import Pressure
 from engine.fair_order import FairOrder
 from engine.fairness import Contenders
 from engine.messages import EngineRequest, WaitCause
@@ -29,6 +30,7 @@ class Waiting:
         self.tenants: dict[str, Tenant] = {}
         self.num_waiting = 0
         """Sequences in all queues."""
+        self.pressure = Pressure(time.now)
         self._orders = (self.ready, self.resuming, self.unplaced, self.unfetched)
         self._slots = slots
         self._time = time
@@ -37,13 +39,13 @@ class Waiting:
         self._stopped: AdapterQueue | None = None
         self._stop_cause: WaitCause = "budget"
 
-    def queue_of(self, message: EngineRequest) -> AdapterQueue:
-        """The queue of a request's tenant and adapter, which takes its weight and limit."""
     @property
     def floor(self) -> float:
         """The counter of the least served tenant that waits and that no quota holds back."""
         return self._contenders.floor
 
+    def queue_of(self, message: EngineRequest) -> AdapterQueue:
+        """The queue of a request's tenant and adapter, which takes its weight and limit."""
         tenant = self.tenants.get(message.tenant)
         if tenant is None:
             tenant = self.tenants[message.tenant] = Tenant(message.tenant, self._time.now)
@@ -69,6 +71,11 @@ class Waiting:
         if not queue:
             # Before it has a head: an empty queue has a cause too, and its wait begins with it.
             queue.ledger.change(self._cause_of(queue), self._time.now)
+            queue.pressure.begin(self._time.now)
+        if not tenant.num_waiting:
+            tenant.pressure.begin(self._time.now)
+        if not self.num_waiting:
+            self.pressure.begin(self._time.now)
         tenant.contenders.enter(queue)
         if not tenant.is_held:
             self._contenders.enter(tenant)
@@ -89,6 +96,8 @@ class Waiting:
         queue.remove(sequence)
         tenant.num_waiting -= 1
         self.num_waiting -= 1
+        for pressure in (queue.pressure, tenant.pressure, self.pressure):
+            pressure.leave(self._time.now)
         if not queue or queue.order is self.resuming:
             self._file(queue)
         if not queue:

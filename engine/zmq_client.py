@@ -177,7 +177,7 @@ class ZmqEngineClient:
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id} is in use")
         if not self._send_bytes(payload):
-            raise EngineUnavailable("the engine takes no more messages now")
+            raise RequestRefused("queue_full", "the engine's inbox is full; try again later")
         stream = self._streams[request.request_id] = RequestStream()
         try:
             await stream.wait_accepted()
@@ -340,7 +340,11 @@ class ZmqEngineClient:
         else:
             stream.fail(
                 RequestRefused(
-                    message.code, message.message, param=message.param, limit=message.limit
+                    message.code,
+                    message.message,
+                    param=message.param,
+                    limit=message.limit,
+                    congestion=message.congestion,
                 )
             )
 

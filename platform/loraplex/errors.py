@@ -10,6 +10,7 @@ ApiError                 an answer with a status, a reason code and, where one i
 Answers are OpenAI-shaped under `/v1` and `/t/{tenant}/v1`, RFC 9457 problems elsewhere.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -43,6 +44,7 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.ResidencyLimit, 409),
     (store.RegistryError, 400),
 )
+_FULL_QUEUES = frozenset(("queue_full", "tenant_queue_full", "adapter_queue_full"))
 _GONE = "client disconnected prematurely"
 """What Litestar says when a client hangs up while its body is read."""
 _HTTP_CODES = {
@@ -121,8 +123,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case RequestRefused(code="queue_full"):
-            return ApiError(429, error.code, error.message, headers=_RETRY)
+        case RequestRefused() if error.code in _FULL_QUEUES:
+            return _full_queue(error)
         case RequestRefused():
             return ApiError(400, error.code, error.message, param=error.param)
         case EngineUnavailable():
@@ -149,6 +151,17 @@ def client_gone() -> ApiError:
 def adapter_unavailable() -> ApiError:
     """Return the answer for an adapter whose files cannot be brought to the engine."""
     return ApiError(503, "adapter_unavailable", "the adapter's files cannot be loaded now")
+
+
+def _full_queue(error: RequestRefused) -> ApiError:
+    headers = dict(_RETRY)
+    if error.limit is not None:
+        headers["x-loraplex-queue-limit"] = str(error.limit)
+    if (found := error.congestion) is not None:
+        headers["retry-after"] = str(math.ceil(found.retry_after))
+        headers["x-loraplex-queue-length"] = str(found.queued)
+        headers["x-loraplex-queue-drain-per-second"] = f"{found.drain_per_second:.3f}"
+    return ApiError(429, error.code, error.message, headers=headers)
 
 
 def _from_store(error: store.AdapterStoreError) -> ApiError:
