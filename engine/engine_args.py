@@ -53,6 +53,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
     max_queue_len: Positive = 4096
+    """Waiting requests over all tenants; then of one tenant, and of it for one adapter."""
+    max_queued_per_tenant: Positive | None = 1024
+    max_queued_per_adapter: Positive | None = 512
     policy: Policy = "chunked"
     enable_prefix_cache: bool = True
     slot_debt_tokens: Positive | None = None

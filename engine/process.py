@@ -129,6 +129,8 @@ def scheduler_config(args: EngineArgs) -> SchedulerConfig:
         ),
         max_loras=args.max_loras,
         max_queue_len=args.max_queue_len,
+        max_queued_per_tenant=args.max_queued_per_tenant,
+        max_queued_per_adapter=args.max_queued_per_adapter,
         policy=args.policy,
         enable_prefix_cache=args.enable_prefix_cache,
         slot_debt_tokens=args.slot_debt_tokens,
