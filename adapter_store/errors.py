@@ -16,7 +16,11 @@ AdapterStoreError
 │   ├── VersionInUse         an alias points to the version
 │   ├── ResidencyLimit       no more adapters can be pinned, or kept in host memory
 │   ├── AliasConflict        the alias does not point to the version that the caller expected
+│   ├── AliasNotFound        the adapter has no such alias
+│   ├── KeyInactive          the API key is revoked or past its time
+│   ├── IdempotencyKeyReused the key came with another request before
 │   └── RegistryUnavailable  the database does not answer; the call may be made again
+├── SourceError              an adapter registered by reference cannot be had (`.code`)
 └── BlobError                the adapter's files (`.digest`)
     ├── BlobMissing          no files of that digest
     └── BlobCorrupt          the files do not hash to their digest
@@ -133,10 +137,43 @@ class AliasConflict(RegistryError):
     code = "alias_conflict"
 
 
+class AliasNotFound(RegistryError):
+    """The adapter has no alias of that name."""
+
+    code = "alias_not_found"
+
+
+class KeyInactive(RegistryError):
+    """The API key is revoked or past its time, and so cannot be rotated."""
+
+    code = "key_inactive"
+
+
+class IdempotencyKeyReused(RegistryError):
+    """The `Idempotency-Key` came with another request in the last 24 hours."""
+
+    code = "idempotency_key_reused"
+
+
 class RegistryUnavailable(RegistryError):
     """The database does not answer. The call may be made again."""
 
     code = "registry_unavailable"
+
+
+class SourceError(AdapterStoreError):
+    """A reference that is malformed or not allowed, or whose files cannot be fetched.
+
+    `code` is a stable reason code: `invalid_source` and `source_not_allowed` before anything is
+    fetched; later `private_address`, `redirect_not_allowed`, `source_not_found`, `source_denied`,
+    `source_too_large`, `source_timeout` or `source_unavailable`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.field = "source"
 
 
 class BlobError(AdapterStoreError):

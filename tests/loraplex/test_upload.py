@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from loraplex.adapters import upload
+from adapter_store import disk_space
 from loraplex.settings import UploadLimits
 from tests.support.service import TestService, adapter_files, running_service
 
@@ -232,7 +232,7 @@ async def test_uploads_leave_the_registry_room_on_the_disk(tmp_path, monkeypatch
 
         def disk_with(num_free: int) -> None:
             state = SimpleNamespace(f_frsize=block, f_blocks=blocks, f_bavail=num_free)
-            monkeypatch.setattr(upload.os, "statvfs", lambda folder: state)
+            monkeypatch.setattr(disk_space.os, "statvfs", lambda folder: state)
 
         reserve = min(512, blocks // 20)
         disk_with(reserve)

@@ -5,8 +5,6 @@ system's temporary folder, and takes whatever parts there are.
 """
 
 import asyncio
-import errno
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +13,13 @@ from typing import Any, BinaryIO
 import anyio.to_thread
 from litestar.connection import Request
 
+from adapter_store.disk_space import write_all
 from loraplex.adapters.multipart_events import PartEnd, PartStart, multipart_events
 from loraplex.errors import InvalidRequest, UploadError, client_gone
 from loraplex.settings import UploadLimits
 
 _MAX_TEXT_BYTES = 1024
 _WRITE_BYTES = 1 << 20
-_RESERVED_BYTES = 512 * 2**20
-_RESERVED_SHARE = 20
-"""So much of the disk (or a twentieth, if that is less) uploads leave free: on a full one the
-registry could not write either, and nobody would be served."""
 _TEXT_PARTS = ("name", "publish")
 _FILE_PARTS = ("weights", "archive")
 _PARTS = (*_TEXT_PARTS, "config", *_FILE_PARTS)
@@ -151,7 +146,7 @@ class _Receiver:
         file, data = self._file, self._buffer
         assert file is not None
         self._buffer = bytearray()
-        await anyio.to_thread.run_sync(_write_all, file, data, self._folder)
+        await anyio.to_thread.run_sync(write_all, file, data, self._folder)
 
     async def _end(self) -> None:
         if self._file is not None:
@@ -199,13 +194,3 @@ class _Receiver:
             return self._texts[part].decode()
         except UnicodeDecodeError:
             raise InvalidRequest(part, f"the part `{part}` is not UTF-8") from None
-
-
-def _write_all(file: BinaryIO, data: bytearray, folder: Path) -> None:
-    disk = os.statvfs(folder)
-    reserve = min(_RESERVED_BYTES, disk.f_blocks * disk.f_frsize // _RESERVED_SHARE)
-    if disk.f_bavail * disk.f_frsize - len(data) < reserve:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
