@@ -75,10 +75,12 @@ def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> De
 
     Raises ConfigError that names the field, for a model that would not be computed exactly.
     """
-    model_type = _read_json(model_dir / "config.json").get("model_type")
+    raw = _read_json(model_dir / "config.json")
+    model_type = raw.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
         raise ConfigError(f"config.json: model_type {model_type!r} is not one of {list(FAMILIES)}")
+    _refuse_su(raw)
     try:
         config = AutoConfig.from_pretrained(model_dir)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
@@ -111,12 +113,18 @@ def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> De
         unit_offset_norms=family.unit_offset_norms,
         post_norms=family.post_norms,
         embedding_scale=config.hidden_size**0.5 if family.scaled_embedding else None,
-        attention_scale=_attention_scale(config),
-        attention_softcap=_positive(config, "attn_logit_softcapping"),
-        logit_softcap=_positive(config, "final_logit_softcapping"),
+        attention_scale=_attention_scale(config, family),
+        attention_softcap=_soft_cap(config, family, "attn_logit_softcapping"),
+        logit_softcap=_soft_cap(config, family, "final_logit_softcapping"),
         eos_token_ids=_eos_token_ids(model_dir, config),
         checkpoint_dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
     )
+
+
+def _refuse_su(raw: dict[str, Any]) -> None:
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters")
+    if isinstance(rope, dict) and "su" in (rope.get("type"), rope.get("rope_type")):
+        _refuse("rope_scaling.type", "su", "transformers reads the same only as 'longrope'")
 
 
 def _refuse_unsupported(config: Any, family: Family) -> None:
@@ -188,15 +196,19 @@ def _max_model_len(config: Any, wanted: int | None) -> int:
     return wanted
 
 
-def _positive(config: Any, field: str) -> float | None:
-    value = getattr(config, field, None)
-    if value is not None and not value > 0:
-        _refuse(field, value, "it must be above 0")
-    return value
+def _attention_scale(config: Any, family: Family) -> float:
+    if not family.scaled_scores:
+        return _head_dim(config) ** -0.5
+    return _positive("query_pre_attn_scalar", config.query_pre_attn_scalar) ** -0.5
 
 
-def _attention_scale(config: Any) -> float:
-    return (_positive(config, "query_pre_attn_scalar") or _head_dim(config)) ** -0.5
+def _soft_cap(config: Any, family: Family, field: str) -> float | None:
+    cap = getattr(config, field) if family.scaled_scores else None
+    return None if cap is None else _positive(field, cap)
+
+
+def _positive(field: str, value: float) -> float:
+    return value if value > 0 else _refuse(field, value, "it must be above 0")
 
 
 def _has_bias(config: Any, rule: BiasRule) -> bool:

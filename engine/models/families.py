@@ -32,6 +32,8 @@ class Family:
     """Each block's output is normed again before it is added to the residual."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of hidden_size."""
+    scaled_scores: bool = False
+    """`query_pre_attn_scalar` scales attention; scores and logits have soft caps."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -56,6 +58,14 @@ FAMILIES: Mapping[str, Family] = {
         windowed="all",
         partial_rotary=True,
     ),
+    "gemma": Family(
+        architecture="GemmaForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        activation="gelu_pytorch_tanh",
+        unit_offset_norms=True,
+        scaled_embedding=True,
+    ),
     "gemma2": Family(
         architecture="Gemma2ForCausalLM",
         qkv_bias="attention_bias",
@@ -66,5 +76,6 @@ FAMILIES: Mapping[str, Family] = {
         unit_offset_norms=True,
         post_norms=True,
         scaled_embedding=True,
+        scaled_scores=True,
     ),
 }

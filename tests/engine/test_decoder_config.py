@@ -8,13 +8,15 @@ import torch
 from engine.build_runner import build_runner
 from engine.errors import ConfigError
 from engine.models.decoder_config import read_decoder_config
-from tests.support.tiny_models import edit_config, make_tiny_model
+from tests.support.tiny_models import FAMILIES, FAMILY_CONFIGS, edit_config, make_tiny_model
+
+PHI3_ROPE = FAMILY_CONFIGS["phi3"]["rope_parameters"]
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("configs")
-    return {name: make_tiny_model(folder / name, name) for name in ("llama", "qwen2")}
+    return {name: make_tiny_model(folder / name, name) for name in FAMILIES}
 
 
 @pytest.fixture
@@ -56,6 +58,43 @@ def model(originals, tmp_path):
             },
             "partial_rotary_factor is 0.5",
         ),
+        (
+            "phi3",
+            {"rope_parameters": PHI3_ROPE | {"rope_type": "linear", "factor": 2.0}},
+            "got linear",
+        ),
+        ("phi3", {"rope_parameters": PHI3_ROPE | {"rope_type": "resonance"}}, "got resonance"),
+        (
+            "phi3",
+            {"rope_parameters": PHI3_ROPE | {"long_factor": [1.0] * 5}},
+            "long_factor field must have length 6, got 5",
+        ),
+        ("phi3", {"rope_scaling": {"type": "su"}}, "rope_scaling.type is 'su'; .* 'longrope'"),
+        (
+            "llama",
+            {"rope_parameters": PHI3_ROPE | {"partial_rotary_factor": 1.0}},
+            "rope_parameters.short_factor is .*; it must be 8 numbers",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},
+            "partial_rotary_factor is 1.5; it must be above 0 and at most 1",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.05}},
+            "partial_rotary_factor is 0.05",
+        ),
+        ("phi3", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu"),
+        (
+            "gemma2",
+            {"hidden_activation": "gelu"},
+            "hidden_activation is 'gelu'; only gelu_pytorch_tanh",
+        ),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0; it must be"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping is -1.0"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("qwen2", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
         ("qwen2", {"sliding_window": 0}, "sliding_window"),
         (
@@ -69,6 +108,30 @@ def model(originals, tmp_path):
 def test_a_config_that_cannot_be_honoured_is_refused_by_name(model, family, changes, message):
     with pytest.raises(ConfigError, match=message):
         read_decoder_config(model(family, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("phi3", {"num_key_value_heads": 1}, r"qkv_proj.weight' is \(128, 64\), not \(96, 64\)"),
+        (
+            "phi3",
+            {"intermediate_size": 95},
+            r"gate_up_proj.weight' is \(192, 64\), not \(190, 64\)",
+        ),
+        ("gemma2", {"attention_bias": True}, r"lacks the tensor .*q_proj.bias'"),
+        (
+            "gemma2",
+            {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+            r"6 tensors that config.json does not account for.*feedforward_layernorm",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_shape_or_family_is_refused_by_name(
+    model, family, changes, message
+):
+    with pytest.raises(ConfigError, match=message):
+        build_runner(model(family, **changes), num_kv_blocks=4)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
@@ -93,6 +156,29 @@ def test_the_older_form_of_rope_scaling_is_understood(model):
     assert read_decoder_config(folder).inv_freq == before.inv_freq
 
 
+@pytest.mark.parametrize("rope_type", ["yarn", "longrope"])
+def test_phi3s_older_names_of_longrope_are_understood(model, rope_type):
+    folder = model("phi3")
+    expected = read_decoder_config(folder)
+    old = {k: v for k, v in PHI3_ROPE.items() if k.endswith("_factor")} | {"type": rope_type}
+    share = old.pop("partial_rotary_factor")
+    edit_config(
+        folder, rope_parameters=None, rope_scaling=old, rope_theta=1e4, partial_rotary_factor=share
+    )
+    assert read_decoder_config(folder) == expected
+    assert len(expected.inv_freq) == 6 and expected.rope_scaling > 1
+
+
+def test_longrope_is_served_up_to_where_its_frequencies_change_unless_asked(model):
+    folder = model("phi3")
+    short, same, long = (read_decoder_config(folder, n) for n in (None, 256, 257))
+    assert (short.max_model_len, short.max_position_embeddings) == (256, 512)
+    assert short == same
+    assert long.inv_freq != short.inv_freq and long.rope_scaling == short.rope_scaling
+    with pytest.raises(ConfigError, match="max_model_len 513 is more than"):
+        read_decoder_config(folder, 513)
+
+
 def test_eos_ids_come_from_the_generation_config_first(model):
     folder = model("llama")
     assert read_decoder_config(folder).eos_token_ids == (258,)
@@ -106,6 +192,8 @@ def test_eos_ids_come_from_the_generation_config_first(model):
 def test_windows_follow_the_layers(originals):
     assert read_decoder_config(originals["qwen2"]).windows == (None, 70, 70)
     assert read_decoder_config(originals["llama"]).windows == (None, None, None)
+    assert read_decoder_config(originals["phi3"]).windows == (40, 40, 40)
+    assert read_decoder_config(originals["gemma2"]).windows == (20, None, 20)
 
 
 @pytest.mark.parametrize(

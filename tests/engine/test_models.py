@@ -59,6 +59,8 @@ VARIANTS = {
         },
     ),
     "phi3 with plain rope": ("phi3", {"rope_parameters": None, "sliding_window": None}),
+    # Gemma 2's scale, caps and layer types stand in the config, where they mean nothing.
+    "gemma": ("gemma2", {"model_type": "gemma"}),
     "gemma2 without caps": (
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},

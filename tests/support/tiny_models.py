@@ -176,7 +176,7 @@ def modules_of(family: str, names: Sequence[str] | str) -> list[str] | str:
 
 def _randomise(model: torch.nn.Module) -> None:
     """Weights large enough that the next token is rarely a near tie."""
-    is_gemma = model.config.model_type == "gemma2"
+    is_gemma = "gemma" in str(model.config.model_type)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.normal_(0.0 if is_gemma else 1.0, 0.2)
