@@ -1,8 +1,8 @@
 """The least time that a step's parts can take on this machine, measured and not assumed.
 
-GEMMs are those of the model: its shapes, weights prepacked, every layer's own so that they come
-from memory as in a forward pass. Attention, LoRA and sampling are their bytes at the bandwidth just
-measured, LoRA also its FLOPs at the base's own GEMM rate, whichever takes longer.
+GEMMs are those of the model: its shapes, oneDNN with weights prepacked, every layer's own so that
+they come from memory as in a forward pass. Attention, LoRA and sampling are their bytes at the
+bandwidth just measured, LoRA also its FLOPs at the base's own GEMM rate, whichever takes longer.
 """
 
 import time
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.models.decoder_config import DecoderConfig
-from engine.models.linear import Linear, padded_rows
 
 BYTES = 2  # of a bfloat16
+ROW_TILE = 16
+"""oneDNN takes rows by so many: fewer cost as much."""
 HEAD = "head"
 
 
@@ -100,6 +101,20 @@ def lora_flops(shapes: ModelShapes, load: Load) -> int:
     return 2 * lora_weights(shapes, load.rank) * load.adapter_rows
 
 
+class PackedLinear:
+    """A bfloat16 linear in oneDNN's own layout; random weights."""
+
+    def __init__(self, in_features: int, out_features: int, generator: torch.Generator) -> None:
+        weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
+        self.name = gemm_name(in_features, out_features)
+        self.in_features = in_features
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), 32)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in_features] -> [rows, out_features]."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+
+
 class FloorMeter:
     """Times the model's GEMMs and the machine's memory, once a call."""
 
@@ -107,34 +122,29 @@ class FloorMeter:
         self, shapes: ModelShapes, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         generator = torch.Generator().manual_seed(0)
-
-        def linear(in_features: int, out_features: int) -> Linear:
-            weight = torch.randn(out_features, in_features, generator=generator)
-            return Linear((weight / in_features**0.5).to(torch.bfloat16))
-
         self.shapes = shapes
         self._clock = clock
         self._layers = [
-            [linear(n, sum(sizes)) for n, sizes in shapes.projections]
+            [PackedLinear(n, sum(sizes), generator) for n, sizes in shapes.projections]
             for _ in range(shapes.num_layers)
         ]
-        self._head = linear(shapes.hidden, shapes.vocab_size)
+        self._head = PackedLinear(shapes.hidden, shapes.vocab_size, generator)
         self._memory = torch.ones(2**26)
 
     @torch.inference_mode()
     def milliseconds(self, load: Load) -> dict[str, float]:
         """By part; one pass, so that callers can interleave passes with what they compare."""
         shapes = self.shapes
-        rows = padded_rows(load.rows)
+        rows = _padded(load.rows)
         inputs = {n: torch.randn(rows, n).to(torch.bfloat16) for n, _ in shapes.projections}
         taken: dict[str, float] = {}
         for layer in self._layers:
             for linear in layer:
-                name = gemm_name(linear.in_features, linear.out_features)
                 x = inputs[linear.in_features]
-                taken[name] = taken.get(name, 0.0) + self._timed(lambda x=x, f=linear: f(x))
+                spent = self._timed(lambda x=x, f=linear: f(x))
+                taken[linear.name] = taken.get(linear.name, 0.0) + spent
         gemm = sum(taken.values())
-        x = torch.randn(padded_rows(load.logit_rows), shapes.hidden).to(torch.bfloat16)
+        x = torch.randn(_padded(load.logit_rows), shapes.hidden).to(torch.bfloat16)
         taken[HEAD] = self._timed(lambda: self._head(x))
         bytes_per_ms = self._memory.nbytes / self._timed(self._memory.sum)
         flops_per_ms = 2 * shapes.body_weights * rows / gemm
@@ -146,14 +156,14 @@ class FloorMeter:
         taken["sample"] = BYTES * shapes.vocab_size * load.logit_rows / bytes_per_ms
         return taken
 
-    def bandwidth(self) -> float:
-        """Bytes a second, of reads."""
-        return 1e3 * self._memory.nbytes / self._timed(self._memory.sum)
-
     def _timed(self, work: Callable[[], object]) -> float:
         start = self._clock()
         work()
         return (self._clock() - start) / 1e6
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // ROW_TILE) * ROW_TILE
 
 
 def tokens_per_second(

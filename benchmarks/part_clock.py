@@ -38,14 +38,16 @@ class PartClock:
     @contextlib.contextmanager
     def watching(self, targets: Sequence[Target]) -> Generator[None]:
         """Wrap the targets; raises AttributeError for one that does not exist (any more)."""
-        found = [(target, getattr(target.owner, target.attribute)) for target in targets]
-        try:
-            for target, function in found:
+        with contextlib.ExitStack() as stack:
+            for target in targets:
+                function = getattr(target.owner, target.attribute)
+                is_own = target.attribute in vars(target.owner)
                 setattr(target.owner, target.attribute, self._wrapped(function, target.part))
+                if is_own:
+                    stack.callback(setattr, target.owner, target.attribute, function)
+                else:
+                    stack.callback(delattr, target.owner, target.attribute)
             yield
-        finally:
-            for target, function in found:
-                setattr(target.owner, target.attribute, function)
 
     def _wrapped(
         self, function: Callable[..., Any], part: str | Callable[..., str]

@@ -10,6 +10,7 @@ about the whole; the floor (`benchmarks/floor.py`) is measured between the steps
 """
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,6 @@ from typing import Any
 
 import torch
 
-import engine.model_runner
-import engine.models.linear
 from benchmarks.engine_lab import EngineLab, random_prompt, read_adapters
 from benchmarks.floor import HEAD, FloorMeter, Load, ModelShapes, gemm_name
 from benchmarks.part_clock import PartClock, Target
@@ -29,11 +28,7 @@ from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 from engine.build_runner import BuiltRunner, build_runner
 from engine.core import EngineCore
-from engine.kv_cache import KVCache
-from engine.model_runner import ModelRunner
-from engine.models.decoder import Decoder
 from engine.models.decoder_config import read_decoder_config
-from engine.models.linear import Linear
 from engine.scheduler import Scheduler
 
 SEQUENCES = 32
@@ -102,27 +97,34 @@ def median_of_each(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def targets(built: BuiltRunner, vocab_size: int) -> list[Target]:
     """What is charged to which part; what none of them names is its caller's own time."""
     runner: Any = built.runner
+    decoder = runner._decoder
+    projection = decoder.layers[0].qkv
 
-    def linear_part(linear: Linear, *_: Any) -> str:
+    def linear_part(linear: Any, *_: Any) -> str:
         if linear.out_features == vocab_size:
             return HEAD
         return gemm_name(linear.in_features, linear.out_features)
 
+    linears = {type(projection._linear), type(decoder._lm_head)}
     return [
         Target(EngineCore, "step", "step loop"),
         Target(Scheduler, "schedule", "schedule"),
         Target(Scheduler, "commit", "commit, outputs"),
         Target(Scheduler, "take_outputs", "commit, outputs"),
-        Target(ModelRunner, "execute", "runner"),
-        Target(engine.model_runner, "build_batch_inputs", "batch inputs"),
-        Target(Decoder, "forward", REST),
-        Target(Linear, "__call__", linear_part),
-        Target(engine.models.linear, "add_lora", "LoRA"),
+        Target(type(runner), "execute", "runner"),
+        Target(_module_of(runner), "build_batch_inputs", "batch inputs"),
+        Target(type(decoder), "forward", REST),
+        *(Target(linear, "__call__", linear_part) for linear in linears),
+        Target(_module_of(projection), "add_lora", "LoRA"),
         Target(type(runner._attention), "plan", "attention plan"),
         Target(type(runner._attention), "attend", "attention"),
-        Target(KVCache, "write", "KV write"),
+        Target(type(runner._kv_cache), "write", "KV write"),
         Target(type(runner._sampler), "sample", "sample"),
     ]
+
+
+def _module_of(instance: Any) -> Any:
+    return sys.modules[type(instance).__module__]
 
 
 class StepProfiler:
