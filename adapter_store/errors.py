@@ -19,6 +19,8 @@ AdapterStoreError
 │   ├── AliasNotFound        the adapter has no such alias
 │   ├── KeyInactive          the API key is revoked or past its time
 │   ├── IdempotencyKeyReused the key came with another request before
+│   ├── RegistrationNotFound the tenant has no registration by reference of that id
+│   ├── TooManyRegistrations the tenant has as many under way as it may
 │   └── RegistryUnavailable  the database does not answer; the call may be made again
 ├── SourceError              an adapter registered by reference cannot be had (`.code`)
 └── BlobError                the adapter's files (`.digest`)
@@ -153,6 +155,18 @@ class IdempotencyKeyReused(RegistryError):
     """The `Idempotency-Key` came with another request in the last 24 hours."""
 
     code = "idempotency_key_reused"
+
+
+class RegistrationNotFound(RegistryError):
+    """The tenant has no registration by reference of that id, or no longer."""
+
+    code = "registration_not_found"
+
+
+class TooManyRegistrations(RegistryError):
+    """The tenant has as many registrations by reference under way as it may."""
+
+    code = "too_many_registrations"
 
 
 class RegistryUnavailable(RegistryError):

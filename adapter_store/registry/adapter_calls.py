@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 from adapter_store.model_ref import ModelRef, check_adapter_name
 from adapter_store.peft_format import InspectedAdapter
-from adapter_store.registry import adapters, aliases, residency, versions
+from adapter_store.registry import adapters, aliases, replies, residency, versions
+from adapter_store.registry.canary import takes_canary
 from adapter_store.registry.records import (
     AdapterInfo,
     AliasChange,
+    Canary,
     RegisteredVersion,
     Residency,
     ResidencyLimits,
@@ -15,6 +17,7 @@ from adapter_store.registry.records import (
     ResolvedAdapter,
     VersionInfo,
 )
+from adapter_store.registry.replies import RepeatableCall
 from adapter_store.registry.transactions import Transactions
 
 
@@ -35,6 +38,7 @@ class AdapterCalls(Transactions):
         base_fingerprint: str,
         *,
         publish: bool = True,
+        idempotency_key: str | None = None,
         actor: str = "system",
     ) -> RegisteredVersion:
         """Make an upload, whose files are stored already, the next version of a name.
@@ -42,32 +46,46 @@ class AdapterCalls(Transactions):
         If the newest version has the same digest and base, it is returned instead (`created` is
         False). With `publish` the alias `default` then points to the version returned, whether it
         is new or not: who uploads for publication gets what was uploaded, also after a roll-back.
-        Without, no alias moves; a first version then answers to `name@1` only.
-        Raises `InvalidName`, `NameReserved` or `TenantNotFound`.
+        Without, no alias moves; a first version then answers to `name@1` only. A call with the
+        `idempotency_key` of an earlier one changes nothing and returns what that one did.
+        Raises `InvalidName`, `NameReserved`, `TenantNotFound` or `IdempotencyKeyReused`.
         """
         self.check_name(name)
         change = self._change(actor)
+        repeatable = _repeatable(
+            idempotency_key, "register", name, inspected.digest, base_fingerprint, publish
+        )
         return await self._change_adapters(
             lambda s: versions.register(
-                s, change, tenant, name, inspected, base_fingerprint, publish
+                s, change, tenant, name, inspected, base_fingerprint, publish, repeatable
             )
         )
 
-    async def resolve(self, tenant: str, ref: ModelRef) -> ResolvedAdapter:
-        """The version that a reference names now.
+    async def resolve(self, tenant: str, ref: ModelRef, routing_key: str = "") -> ResolvedAdapter:
+        """The version that a reference names now, for a request with this key (`canary.py`).
 
         Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted.
         """
-        resolved = await self._resolved.get(
+        route = await self._routes.get(
             (tenant, ref),
             lambda: self._database.read(lambda s: versions.resolve(s, tenant, ref)),
         )
-        assert resolved is not None
-        return resolved
+        assert route is not None
+        canary = route.canary
+        if canary is not None and takes_canary(
+            route.alias, canary.version, route.share, routing_key
+        ):
+            return canary
+        return route.stable
 
-    async def list_adapters(self, tenant: str) -> list[AdapterInfo]:
-        """A tenant's adapters, by name; raises `TenantNotFound`."""
-        return await self._database.read(lambda s: adapters.list_of(s, tenant))
+    async def list_adapters(
+        self, tenant: str, limit: int | None = None, after: str = ""
+    ) -> list[AdapterInfo]:
+        """A tenant's adapters by name: all, or the first `limit` of those after a name.
+
+        Raises `TenantNotFound`.
+        """
+        return await self._database.read(lambda s: adapters.list_of(s, tenant, limit, after))
 
     async def get_adapter(self, tenant: str, name: str) -> AdapterInfo:
         """Raises `TenantNotFound` or `AdapterNotFound`."""
@@ -107,17 +125,41 @@ class AdapterCalls(Transactions):
         version: int,
         *,
         expect: int | None = None,
+        canary: Canary | None = None,
+        idempotency_key: str | None = None,
         actor: str = "system",
     ) -> AliasChange:
         """Point an alias to a version; with `expect`, only if it points to that version now.
 
-        Raises `InvalidName`, `TenantNotFound`, `AdapterNotFound`, `VersionNotFound` or
-        `AliasConflict`.
+        A share of its requests goes to the `canary`; without one, none does from now on. A call
+        with the `idempotency_key` of an earlier one changes nothing and returns what that one did.
+        Raises `InvalidName`, `InvalidField`, `TenantNotFound`, `AdapterNotFound`,
+        `VersionNotFound`, `AliasConflict` or `IdempotencyKeyReused`.
         """
         change = self._change(actor)
+        asked = canary and (canary.version, canary.share)
+        repeatable = _repeatable(idempotency_key, "alias", name, alias, version, expect, asked)
         return await self._change_adapters(
-            lambda s: aliases.set_alias(s, change, tenant, name, alias, version, expect)
+            lambda s: aliases.set_alias(
+                s, change, tenant, name, alias, version, expect, canary, repeatable
+            )
         )
+
+    async def delete_alias(
+        self, tenant: str, name: str, alias: str, *, actor: str = "system"
+    ) -> None:
+        """Raises `InvalidName`, `TenantNotFound`, `AdapterNotFound` or `AliasNotFound`."""
+        change = self._change(actor)
+        await self._change_adapters(lambda s: aliases.remove(s, change, tenant, name, alias))
+
+    async def get_version(self, tenant: str, name: str, version: int) -> VersionInfo:
+        """Raises `TenantNotFound`, `AdapterNotFound` or `VersionNotFound`."""
+        return await self._database.read(lambda s: versions.get(s, tenant, name, version))
+
+    async def purge_replies(self) -> None:
+        """Forget the replies to calls with an idempotency key of more than 24 hours ago."""
+        now = self._clock()
+        await self._database.write(lambda s: replies.purge(s, now))
 
     async def set_residency(
         self,
@@ -156,3 +198,7 @@ class AdapterCalls(Transactions):
     async def names_in_use(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that a tenant's adapter has, sorted: no base model may have them."""
         return await self._database.read(lambda s: adapters.names_in_use(s, names))
+
+
+def _repeatable(key: str | None, *request: object) -> RepeatableCall | None:
+    return None if key is None else RepeatableCall.of(key, *request)

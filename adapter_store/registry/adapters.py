@@ -1,17 +1,18 @@
 """Adapters: a tenant's names. `versions.py` has their versions, `aliases.py` their aliases."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from adapter_store.errors import AdapterNotFound, VersionNotFound
 from adapter_store.model_ref import is_name
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
-from adapter_store.registry.records import AdapterInfo, Residency
+from adapter_store.registry.records import AdapterInfo, Canary, Residency
 
 
 async def find(session: AsyncSession, tenant: str, name: str, *, lock: bool = False) -> Adapter:
@@ -48,21 +49,26 @@ async def find_version(session: AsyncSession, adapter: Adapter, number: int) -> 
     return version
 
 
-async def list_of(session: AsyncSession, tenant: str) -> list[AdapterInfo]:
-    """A tenant's live adapters, by name; raises `TenantNotFound`."""
+async def list_of(
+    session: AsyncSession, tenant: str, limit: int | None = None, after: str = ""
+) -> list[AdapterInfo]:
+    """A tenant's live adapters by name: all, or the first `limit` of those after a name.
+
+    Raises `TenantNotFound`.
+    """
     owner = await tenants.find(session, tenant)
-    rows = await session.scalars(
-        select(Adapter)
-        .where(Adapter.tenant_id == owner.id, Adapter.deleted_at.is_(None))
-        .order_by(Adapter.name)
-    )
-    return await _infos(session, list(rows), owner.id)
+    of = (Adapter.tenant_id == owner.id) & (Adapter.name > after)
+    query = select(Adapter).where(of, Adapter.deleted_at.is_(None)).order_by(Adapter.name)
+    rows = list(await session.scalars(query.limit(limit)))
+    if rows and limit is not None:
+        of &= Adapter.name <= rows[-1].name
+    return await _infos(session, rows, of)
 
 
 async def get(session: AsyncSession, tenant: str, name: str) -> AdapterInfo:
     """Raises `TenantNotFound` or `AdapterNotFound`."""
     adapter = await find(session, tenant, name)
-    return (await _infos(session, [adapter], adapter.tenant_id, adapter.id))[0]
+    return (await _infos(session, [adapter], Adapter.id == adapter.id))[0]
 
 
 async def remove(session: AsyncSession, change: Change, tenant: str, name: str) -> list[str]:
@@ -73,10 +79,9 @@ async def remove(session: AsyncSession, change: Change, tenant: str, name: str) 
     """
     adapter = await find(session, tenant, name, lock=True)
     mine = AdapterVersion.adapter_id == adapter.id
-    others = select(AdapterVersion.digest).where(~mine)
-    unused = await session.scalars(
-        select(AdapterVersion.digest).where(mine, AdapterVersion.digest.not_in(others)).distinct()
-    )
+    other = aliased(AdapterVersion)
+    others = exists().where(other.digest == AdapterVersion.digest, other.adapter_id != adapter.id)
+    unused = await session.scalars(select(AdapterVersion.digest).where(mine, ~others).distinct())
     digests = sorted(unused)
     await session.execute(delete(Alias).where(Alias.adapter_id == adapter.id))
     await session.execute(delete(AdapterVersion).where(mine))
@@ -87,11 +92,9 @@ async def remove(session: AsyncSession, change: Change, tenant: str, name: str) 
 
 
 async def _infos(
-    session: AsyncSession, rows: list[Adapter], tenant_id: int, adapter_id: int | None = None
+    session: AsyncSession, rows: list[Adapter], of: ColumnElement[bool]
 ) -> list[AdapterInfo]:
-    of = Adapter.tenant_id == tenant_id
-    if adapter_id is not None:
-        of &= Adapter.id == adapter_id
+    """`of` holds for `rows`, and for no other live adapters."""
     versions = {
         key: (count, newest, updated_at)
         for key, count, newest, updated_at in await session.execute(
@@ -107,15 +110,23 @@ async def _infos(
         )
     }
     aliases: dict[int, dict[str, int]] = {row.id: {} for row in rows}
+    canaries: dict[int, dict[str, Canary]] = {row.id: {} for row in rows}
+    other = aliased(AdapterVersion)
     pointing = (
-        select(Alias.adapter_id, Alias.name, AdapterVersion.number)
+        select(
+            Alias.adapter_id, Alias.name, AdapterVersion.number, other.number, Alias.canary_share
+        )
         .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
+        .outerjoin(other, other.id == Alias.canary_version_id)
         .join(Adapter, Adapter.id == Alias.adapter_id)
         .where(of)
         .order_by(Alias.name)
     )
-    for key, alias, number in await session.execute(pointing):
+    for row in await session.execute(pointing):
+        key, alias, number, canary, share = cast("tuple[int, str, int, int | None, Any]", row)
         aliases[key][alias] = number
+        if canary is not None:  # an outer join
+            canaries[key][alias] = Canary(canary, share)
     infos: list[AdapterInfo] = []
     for row in rows:
         count, newest, updated_at = versions[row.id]
@@ -125,6 +136,7 @@ async def _infos(
                 latest_version=newest,
                 num_versions=count,
                 aliases=aliases[row.id],
+                canaries=canaries[row.id],
                 created_at=row.created_at,
                 updated_at=updated_at,
                 residency=cast(Residency, row.residency),

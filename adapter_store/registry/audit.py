@@ -34,11 +34,18 @@ class Change:
         )
 
 
-async def newest(session: AsyncSession, limit: int) -> list[AuditEntry]:
-    """The newest `limit` entries, newest first."""
-    rows = await session.scalars(select(Audit).order_by(Audit.id.desc()).limit(limit))
+async def newest(
+    session: AsyncSession, limit: int, *, before: int | None = None, tenant: str | None = None
+) -> list[AuditEntry]:
+    """The newest `limit` entries, newest first: of a tenant, older than an entry, or all."""
+    query = select(Audit).order_by(Audit.id.desc()).limit(limit)
+    if before is not None:
+        query = query.where(Audit.id < before)
+    if tenant is not None:
+        query = query.where(Audit.tenant == tenant)
     return [
         AuditEntry(
+            entry_id=row.id,
             created_at=row.created_at,
             actor=row.actor,
             action=row.action,
@@ -46,5 +53,5 @@ async def newest(session: AsyncSession, limit: int) -> list[AuditEntry]:
             subject=row.subject,
             detail=row.detail,
         )
-        for row in rows
+        for row in await session.scalars(query)
     ]

@@ -6,14 +6,14 @@ A fast hash is enough because there is nothing to guess: no dictionary holds a r
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.errors import InvalidField, KeyNotFound
+from adapter_store.errors import InvalidField, KeyInactive, KeyNotFound
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import ApiKey, Tenant
@@ -49,7 +49,7 @@ async def create(
     granted = frozenset(scopes)
     _check_scopes(granted, TENANT_SCOPES if tenant is not None else PLATFORM_SCOPES)
     expires_at = _checked_expiry(expires_at, change.now)
-    owner = await tenants.find(session, tenant) if tenant is not None else None
+    owner = await tenants.find(session, tenant, lock="keep") if tenant is not None else None
     plain = KEY_PREFIX + secrets.token_urlsafe(32)
     row = ApiKey(
         key_id=f"key_{secrets.token_hex(8)}",
@@ -61,6 +61,7 @@ async def create(
         created_at=change.now,
         expires_at=expires_at,
         revoked_at=None,
+        last_used_at=None,
     )
     session.add(row)
     change.record(session, "key.create", tenant, row.key_id, scopes=row.scopes)
@@ -95,6 +96,53 @@ async def revoke(session: AsyncSession, change: Change, key_id: str, tenant: str
         change.record(session, "key.revoke", owner, key_id)
         await session.flush()
     return _info(row, owner)
+
+
+async def rotate(
+    session: AsyncSession,
+    change: Change,
+    key_id: str,
+    tenant: str | None,
+    overlap: timedelta,
+    expires_at: datetime | None,
+) -> CreatedKey:
+    """Make a key's successor, with the same scopes; the old key ends after `overlap`.
+
+    The new key expires at `expires_at`, by default after as long a life as the old one was given.
+    Raises `KeyNotFound`, `InvalidField`, or `KeyInactive` for one that is revoked or expired.
+    """
+    row, owner = await _find(session, key_id, tenant)
+    if row.revoked_at is not None or _has_expired(row, change.now):
+        raise KeyInactive(f"the key {key_id} is revoked or past its time: create a new one")
+    if expires_at is None and row.expires_at is not None:
+        expires_at = change.now + (row.expires_at - row.created_at)
+    created = await create(session, change, owner, row.scopes, expires_at)
+    ends_at = change.now + overlap
+    if row.expires_at is not None:
+        ends_at = min(row.expires_at, ends_at)
+    row.expires_at = ends_at
+    change.record(
+        session, "key.rotate", owner, key_id,
+        successor=created.key_id, ends_at=ends_at.isoformat(),
+    )  # fmt: skip
+    await session.flush()
+    return created
+
+
+async def record_use(session: AsyncSession, used: Mapping[str, datetime]) -> None:
+    """Write when keys (by id) were last used; an older time changes nothing."""
+    for key_id in sorted(used):  # in one order, or two processes could wait for each other
+        is_newer = ApiKey.last_used_at.is_(None) | (ApiKey.last_used_at < used[key_id])
+        await session.execute(
+            update(ApiKey)
+            .where(ApiKey.key_id == key_id, is_newer)
+            .values(last_used_at=used[key_id])
+            .execution_options(synchronize_session=False)
+        )
+
+
+def _has_expired(row: ApiKey, now: datetime) -> bool:
+    return row.expires_at is not None and row.expires_at <= now
 
 
 async def _find(
@@ -165,4 +213,5 @@ def _info(row: ApiKey, tenant: str | None) -> KeyInfo:
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
     )

@@ -186,6 +186,31 @@ class StoredReply(Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
 
 
+class Registration(Base):
+    """An adapter being registered by reference, or how that ended. Deleted a week later."""
+
+    __tablename__ = "registration"
+    __table_args__ = (Index(None, "state", "updated_at"),)
+
+    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    registration_id: Mapped[str] = mapped_column(String(32), unique=True)
+    tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(String(2048))
+    state: Mapped[str] = mapped_column(String(16))
+    received_bytes: Mapped[int] = mapped_column(BigInteger)
+    total_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    version: Mapped[int | None]
+    digest: Mapped[str | None] = mapped_column(String(64))
+    is_new: Mapped[bool | None]
+    error_code: Mapped[str | None] = mapped_column(String(64))
+    error_message: Mapped[str | None] = mapped_column(String(512))
+    error_field: Mapped[str | None] = mapped_column(String(255))
+    owner: Mapped[str] = mapped_column(String(32))
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
 class Usage(Base):
     """What one request used. It names adapters by text, because it outlives them."""
 

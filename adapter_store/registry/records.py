@@ -25,6 +25,8 @@ class TenantInfo:
     name: str
     weight: float
     created_at: datetime
+    suspended_at: datetime | None = None
+    """Since when its keys answer 403; None while they work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class KeyInfo:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None
+    """Written once a minute at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class RegisteredVersion:
     previous: int | None
     """The version that `default` pointed to before; None where there was none."""
     report: Mapping[str, Any]
+    replayed: bool = False
+    """Whether this is the stored outcome of an earlier call with the same `Idempotency-Key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,25 @@ class ResolvedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """A second version behind an alias, and the share (0 to 1) of requests that it gets."""
+
+    version: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a model reference leads: to a version, and for a share of requests to its canary."""
+
+    alias: str
+    """`tenant/name:alias`; who gets the canary depends on it."""
+    stable: ResolvedAdapter
+    canary: ResolvedAdapter | None = None
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """An adapter with its aliases (name → version)."""
 
@@ -103,6 +128,8 @@ class AdapterInfo:
     latest_version: int
     num_versions: int
     aliases: Mapping[str, int]
+    canaries: Mapping[str, Canary]
+    """By the alias that they are behind."""
     created_at: datetime
     updated_at: datetime
     """When its newest version came."""
@@ -152,6 +179,9 @@ class AliasChange:
     alias: str
     version: int
     previous: int | None
+    canary: Canary | None = None
+    replayed: bool = False
+    """Whether this is the stored outcome of an earlier call with the same `Idempotency-Key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +208,8 @@ class UsageRecord:
 class AuditEntry:
     """Who changed what. `actor` is a key id, `admin` or `system`; `tenant` a tenant's name."""
 
+    entry_id: int
+    """Grows; a page ends before it."""
     created_at: datetime
     actor: str
     action: str

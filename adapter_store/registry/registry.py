@@ -42,9 +42,13 @@ class Registry(TenantCalls, AdapterCalls):
         """A tenant's newest usage rows; raises `TenantNotFound`."""
         return await self._database.read(lambda s: usage.newest(s, tenant, limit))
 
-    async def list_audit(self, limit: int = 100) -> list[AuditEntry]:
-        """The newest changes of all tenants."""
-        return await self._database.read(lambda s: audit.newest(s, limit))
+    async def list_audit(
+        self, limit: int = 100, *, before: int | None = None, tenant: str | None = None
+    ) -> list[AuditEntry]:
+        """The newest changes, newest first: of a tenant, older than an entry, or all."""
+        return await self._database.read(
+            lambda s: audit.newest(s, limit, before=before, tenant=tenant)
+        )
 
     async def ping(self) -> None:
         """Raise `RegistryUnavailable` unless the database answers."""

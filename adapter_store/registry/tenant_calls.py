@@ -1,8 +1,9 @@
 """The registry's calls about tenants and their keys: each a transaction of its own."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry import keys, tenants
 from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, TenantInfo
 from adapter_store.registry.transactions import Transactions
@@ -20,13 +21,38 @@ class TenantCalls(Transactions):
         change = self._change(actor)
         return await self._database.write(lambda s: tenants.create(s, change, name, weight))
 
-    async def list_tenants(self) -> list[TenantInfo]:
-        """All tenants, by name."""
-        return await self._database.read(tenants.list_all)
+    async def list_tenants(self, limit: int | None = None, after: str = "") -> list[TenantInfo]:
+        """Tenants by name: all, or the first `limit` of those after a name."""
+        return await self._database.read(lambda s: tenants.list_all(s, limit, after))
 
     async def get_tenant(self, name: str) -> TenantInfo:
         """Raises `TenantNotFound`."""
         return await self._database.read(lambda s: tenants.get(s, name))
+
+    async def suspend_tenant(
+        self, name: str, *, suspended: bool = True, actor: str = "system"
+    ) -> TenantInfo:
+        """Suspend a tenant, or with `suspended=False` let it go on; raises `TenantNotFound`."""
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: tenants.suspend(s, change, name, suspended=suspended)
+        )
+
+    async def delete_tenant(
+        self, name: str, *, with_usage: bool = False, actor: str = "system"
+    ) -> list[str]:
+        """Delete a tenant with its keys and adapters; its usage rows stay unless `with_usage`.
+
+        As long as they stay its name is not given out again. Returns the digests that nothing names
+        any more: unload them, then let the sweeper have them. Raises `TenantNotFound`.
+        """
+        change = self._change(actor)
+        try:
+            return await self._change_principals(
+                lambda s: tenants.remove(s, change, name, with_usage=with_usage)
+            )
+        finally:
+            self._routes.clear()
 
     # Keys
 
@@ -61,10 +87,26 @@ class TenantCalls(Transactions):
     ) -> KeyInfo:
         """Revoke a key; with `tenant`, only one of that tenant. Raises `KeyNotFound`."""
         change = self._change(actor)
-        try:
-            return await self._database.write(lambda s: keys.revoke(s, change, key_id, tenant))
-        finally:
-            self._principals.clear()
+        return await self._change_principals(lambda s: keys.revoke(s, change, key_id, tenant))
+
+    async def rotate_key(
+        self,
+        key_id: str,
+        overlap: timedelta,
+        expires_at: datetime | None = None,
+        *,
+        tenant: str | None = None,
+        actor: str = "system",
+    ) -> CreatedKey:
+        """Make a key's successor with the same scopes; the old key works on for `overlap`.
+
+        The new one expires at `expires_at`, by default after as long a life as the old one was
+        given. Raises `KeyNotFound`, `KeyInactive` or `InvalidField`.
+        """
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: keys.rotate(s, change, key_id, tenant, overlap, expires_at)
+        )
 
     async def authenticate(self, plain_key: str) -> Principal | None:
         """Whom a key speaks for; None if it is unknown, revoked or past its time."""
@@ -77,5 +119,19 @@ class TenantCalls(Transactions):
         )
         if principal is None:
             return None
-        expired = principal.expires_at is not None and principal.expires_at <= self._clock()
-        return None if expired else principal
+        now = self._clock()
+        if principal.expires_at is not None and principal.expires_at <= now:
+            return None
+        self._used_keys[principal.key_id] = now
+        return principal
+
+    async def record_key_use(self) -> None:
+        """Write when keys were last used; for a timer, so that no request waits for it."""
+        used, self._used_keys = self._used_keys, {}
+        if not used:
+            return
+        try:
+            await self._database.write(lambda s: keys.record_use(s, used))
+        except RegistryUnavailable:
+            self._used_keys = used | self._used_keys
+            raise

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from adapter_store.model_ref import ModelRef
 from adapter_store.registry.audit import Change
 from adapter_store.registry.cache import ReadThroughCache
-from adapter_store.registry.records import Principal, ResolvedAdapter
+from adapter_store.registry.records import Principal, Route
 from adapter_store.registry.session import Database
 
 T = TypeVar("T")
@@ -36,9 +36,8 @@ class Transactions:
         self._reserved = frozenset(reserved_names)
         self._clock = clock
         self._principals = ReadThroughCache[str, Principal](monotonic=monotonic)
-        self._resolved = ReadThroughCache[tuple[str, ModelRef], ResolvedAdapter](
-            monotonic=monotonic
-        )
+        self._used_keys: dict[str, datetime] = {}
+        self._routes = ReadThroughCache[tuple[str, ModelRef], Route](monotonic=monotonic)
 
     def _change(self, actor: str) -> Change:
         return Change(actor, self._clock())
@@ -48,4 +47,10 @@ class Transactions:
         try:
             return await self._database.write(work)
         finally:
-            self._resolved.clear()
+            self._routes.clear()
+
+    async def _change_principals(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        try:
+            return await self._database.write(work)
+        finally:
+            self._principals.clear()

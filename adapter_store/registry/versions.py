@@ -5,19 +5,21 @@ writer), and survives a delete of the adapter, so neither races nor deletes can 
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from adapter_store.errors import VersionInUse
 from adapter_store.model_ref import DEFAULT_ALIAS, ModelRef, model_not_found
 from adapter_store.peft_format import InspectedAdapter
-from adapter_store.registry import adapters, aliases, tenants
+from adapter_store.registry import adapters, aliases, replies, tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
-from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, VersionInfo
+from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, Route, VersionInfo
+from adapter_store.registry.replies import RepeatableCall
 
 READY = "ready"
 
@@ -30,13 +32,19 @@ async def register(
     inspected: InspectedAdapter,
     base_fingerprint: str,
     publish: bool,
+    repeatable: RepeatableCall | None,
 ) -> RegisteredVersion:
     """Give an upload its number, unless the newest version is the same already.
 
     The same: equal digest, for the same base model. With `publish` the alias `default` points to
-    the version returned, new or not; without, no alias moves. Raises `TenantNotFound`.
+    the version returned, new or not; without, no alias moves. Raises `TenantNotFound` or
+    `IdempotencyKeyReused`.
     """
-    owner = await tenants.find(session, tenant)
+    owner = await tenants.find(session, tenant, lock="keep")
+    if repeatable is not None:
+        stored = await replies.recall(session, owner.id, repeatable, change.now)
+        if stored is not None:
+            return msgspec.convert({**stored, "replayed": True}, RegisteredVersion)
     adapter = await _revive(session, change, owner.id, name)
     version = await _newest(session, adapter.id)
     created = (
@@ -59,17 +67,8 @@ async def register(
         )
     previous = None
     if publish:
-        previous = await aliases.point(session, change, DEFAULT_ALIAS, version)
-        if previous != version.number:
-            change.record(
-                session,
-                "alias.set",
-                tenant,
-                f"{name}:{DEFAULT_ALIAS}",
-                version=version.number,
-                previous=previous,
-            )
-    return RegisteredVersion(
+        previous = await aliases.point(session, change, tenant, name, DEFAULT_ALIAS, version)
+    registered = RegisteredVersion(
         name=name,
         version=version.number,
         digest=version.digest,
@@ -78,27 +77,53 @@ async def register(
         previous=previous,
         report=version.report,
     )
+    if repeatable is not None:
+        await replies.remember(session, owner.id, repeatable, registered, change.now)
+    return registered
 
 
-async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> ResolvedAdapter:
-    """The version that a reference names; raises `ModelNotFound`, the same for every reason."""
+async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
+    """Where a reference leads; raises `ModelNotFound`, the same for every reason."""
+    if ref.version is None:
+        return await _resolve_alias(session, tenant, ref, ref.alias or DEFAULT_ALIAS)
+    found = (
+        await session.execute(
+            select(AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint)
+            .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+            .join(Tenant, Tenant.id == Adapter.tenant_id)
+            .where(Tenant.name == tenant, Adapter.name == ref.name)
+            .where(AdapterVersion.number == ref.version)
+        )
+    ).one_or_none()
+    if found is None:
+        raise model_not_found(str(ref))
+    return Route(str(ref), ResolvedAdapter(tenant, ref.name, *found))
+
+
+async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alias: str) -> Route:
+    canary = aliased(AdapterVersion)
     query = (
-        select(AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint)
+        select(
+            AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint,
+            canary.number, canary.digest, canary.base_fingerprint, Alias.canary_share,
+        )
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
         .join(Tenant, Tenant.id == Adapter.tenant_id)
-        .where(Tenant.name == tenant, Adapter.name == ref.name)
-    )
-    if ref.version is not None:
-        query = query.where(AdapterVersion.number == ref.version)
-    else:
-        query = query.join(Alias, Alias.version_id == AdapterVersion.id).where(
-            Alias.name == (ref.alias or DEFAULT_ALIAS)
-        )
+        .join(Alias, Alias.version_id == AdapterVersion.id)
+        .outerjoin(canary, canary.id == Alias.canary_version_id)
+        .where(Tenant.name == tenant, Adapter.name == ref.name, Alias.name == alias)
+    )  # fmt: skip
     found = (await session.execute(query)).one_or_none()
     if found is None:
         raise model_not_found(str(ref))
-    number, digest, base_fingerprint = found
-    return ResolvedAdapter(tenant, ref.name, number, digest, base_fingerprint)
+    # An outer join: without a canary its columns are null.
+    *stable, number, digest, base, share = cast("tuple[Any, ...]", found)
+    return Route(
+        f"{tenant}/{ref.name}:{alias}",
+        ResolvedAdapter(tenant, ref.name, *stable),
+        ResolvedAdapter(tenant, ref.name, number, digest, base) if number is not None else None,
+        share or 0.0,
+    )
 
 
 async def list_of(session: AsyncSession, tenant: str, name: str) -> list[VersionInfo]:
@@ -119,6 +144,16 @@ async def list_of(session: AsyncSession, tenant: str, name: str) -> list[Version
     return [_info(name, row, tuple(pointing.get(row.id, ()))) for row in rows]
 
 
+async def get(session: AsyncSession, tenant: str, name: str, number: int) -> VersionInfo:
+    """Raises `TenantNotFound`, `AdapterNotFound` or `VersionNotFound`."""
+    adapter = await adapters.find(session, tenant, name)
+    version = await adapters.find_version(session, adapter, number)
+    pointing = await session.scalars(
+        select(Alias.name).where(Alias.version_id == version.id).order_by(Alias.name)
+    )
+    return _info(name, version, tuple(pointing))
+
+
 async def remove(
     session: AsyncSession, change: Change, tenant: str, name: str, number: int
 ) -> list[str]:
@@ -130,7 +165,9 @@ async def remove(
     adapter = await adapters.find(session, tenant, name, lock=True)
     version = await adapters.find_version(session, adapter, number)
     pointing = await session.scalars(
-        select(Alias.name).where(Alias.version_id == version.id).order_by(Alias.name)
+        select(Alias.name)
+        .where((Alias.version_id == version.id) | (Alias.canary_version_id == version.id))
+        .order_by(Alias.name)
     )
     if names := ", ".join(pointing):
         raise VersionInUse(f"version {number} of {name!r} is in use by the alias {names}")
