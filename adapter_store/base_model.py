@@ -31,6 +31,13 @@ _ARCHITECTURE_FIELDS = (
     "sliding_window",
     "vocab_size",
 )
+_LATER_ARCHITECTURE_FIELDS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "hidden_activation",
+    "query_pre_attn_scalar",
+)
+"""Told apart only where a config has them: fingerprints of the families before them stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +186,9 @@ def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
     digest = hashlib.sha256()
     # Absent, null and false are one: versions of transformers differ in which they write.
     architecture = {key: config.get(key) or None for key in _ARCHITECTURE_FIELDS}
+    for key in _LATER_ARCHITECTURE_FIELDS:
+        if config.get(key) is not None:
+            architecture[key] = config[key]
     heads = config.get("num_attention_heads")
     architecture["num_key_value_heads"] = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim")
@@ -209,5 +219,14 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         **(config.get("rope_scaling") or {}),
         **(config.get("rope_parameters") or {}),
     }
-    rope.pop("type", None)
+    old_name = rope.pop("type", None)
+    if rope["rope_type"] == "default" and old_name is not None:
+        rope["rope_type"] = old_name
+    # Two fields stand beside the rope's or among them; where they differ, one or the other counts.
+    original = "original_max_position_embeddings"
+    if config.get(original) is not None:
+        rope[original] = config[original]
+    share = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1.0):
+        rope["partial_rotary_factor"] = share
     return rope

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from adapter_store.base_model import BaseModel, LinearShape, read_base_model
 from adapter_store.errors import BaseModelError
-from tests.support.tiny_models import FAMILIES, edit_config, make_tiny_model
+from tests.support.tiny_models import FAMILIES, FAMILY_CONFIGS, edit_config, make_tiny_model
+
+PHI3_ROPE = FAMILY_CONFIGS["phi3"]["rope_parameters"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,6 +57,40 @@ def test_fingerprint_follows_the_architecture_but_not_the_way_it_is_written(
     assert read_base_model(folder).fingerprint == fingerprint
     edit_config(folder, rms_norm_eps=0.1)
     assert read_base_model(folder).fingerprint != fingerprint
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 3.0}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 24}),
+        ("phi3", {"rope_parameters": PHI3_ROPE | {"partial_rotary_factor": 0.5}}),
+        ("phi3", {"rope_parameters": PHI3_ROPE | {"long_factor": [1.0] * 6}}),
+        ("phi3", {"original_max_position_embeddings": 128}),
+    ],
+)
+def test_fingerprint_follows_what_only_some_families_have(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "model", family)
+    before = read_base_model(folder).fingerprint
+    edit_config(folder, **changes)
+    assert read_base_model(folder).fingerprint != before
+
+
+def test_fingerprint_of_phi3_is_the_same_as_older_transformers_wrote_it(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "phi3")
+    before = read_base_model(folder).fingerprint
+    old = {key: PHI3_ROPE[key] for key in ("short_factor", "long_factor")}
+    edit_config(
+        folder,
+        rope_parameters=None,
+        rope_scaling=old | {"type": "longrope"},
+        rope_theta=PHI3_ROPE["rope_theta"],
+        partial_rotary_factor=PHI3_ROPE["partial_rotary_factor"],
+    )
+    assert read_base_model(folder).fingerprint == before
 
 
 def test_a_folder_that_is_no_base_model_is_refused(base_dir: Path, tmp_path: Path) -> None:

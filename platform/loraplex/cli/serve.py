@@ -27,7 +27,12 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--max-cpu-loras", type=click.IntRange(1), help="Adapters kept in host memory.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Token budget of a step.")
-@click.option("--max-model-len", type=click.IntRange(2), help="Prompt and output tokens at most.")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(2),
+    help="Prompt and output tokens at most; "
+    "past a longrope model's original length, its long factors are used for all.",
+)
 @click.option("--num-kv-blocks", type=click.IntRange(2), help="KV cache blocks of 16 tokens.")
 @click.option(
     "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",

@@ -117,8 +117,8 @@ def check_model(model: str, model_dir: Path) -> None:
     except (BaseModelError, TextError, OSError, ValueError, RecursionError) as error:
         raise ServeError(
             f"--model {model} cannot be served: {str(error) or type(error).__name__}. It must be a "
-            "Llama, Mistral, Qwen2, Qwen3 or SmolLM model as transformers saves it: config.json, "
-            "tokenizer.json and safetensors"
+            "Llama, Mistral, Qwen2, Qwen3, SmolLM, Phi-3 or Gemma (1 or 2) model as transformers "
+            "saves it: config.json, tokenizer.json and safetensors"
         ) from None
 
 
