@@ -90,3 +90,35 @@ async def test_a_failure_before_the_acceptance_is_raised_there() -> None:
     stream.fail(EngineUnavailable("gone"))
     with pytest.raises(EngineUnavailable):
         await waiting
+
+
+async def test_a_listener_is_told_of_each_change_and_takes_what_is_there():
+    stream = RequestStream()
+    stream.push(output(ChoiceDelta(0, [1])))
+    found: list[list[int]] = []
+
+    def take() -> None:
+        taken = stream.take()
+        assert taken is not None
+        found.append(taken.deltas[0].token_ids)
+
+    stream.listen(take)  # at once: something is there
+    stream.push(output(ChoiceDelta(0, [2])))
+    assert not stream.is_over
+    stream.push(output(ChoiceDelta(0, [3], None, "stop"), finished=True))
+    assert found == [[1], [2], [3]]
+    assert stream.is_over and stream.take() is None
+
+
+async def test_a_listener_that_comes_after_the_end_is_told_of_it():
+    stream = RequestStream()
+    stream.push(output(ChoiceDelta(0, [1])))
+    stream.fail(EngineUnavailable("gone"))
+    calls: list[bool] = []
+    stream.listen(lambda: calls.append(stream.is_over))
+    assert calls == [False]
+    first = stream.take()
+    assert first is not None and first.deltas[0].token_ids == [1]
+    assert stream.is_over
+    with pytest.raises(EngineUnavailable, match="gone"):
+        stream.take()

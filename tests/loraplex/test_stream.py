@@ -217,3 +217,15 @@ async def test_if_one_of_several_prompts_is_refused_none_runs(tmp_path):
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
         assert service.engine.open_requests == []
         assert sorted(service.engine.aborted) == [1, 3]
+
+
+async def test_what_came_before_a_failure_is_sent_before_it(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        body = {"model": "base", "prompt": ["one", "two"], "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            service.engine.say(1, service.tokenizer.encode("Hello", False))
+            service.engine.break_down(2, "sampling_failed")  # in the same turn of the loop
+            found = [payload(event) async for event in events(response)]
+        text, error = found
+        assert (text["choices"][0]["index"], text["choices"][0]["text"]) == (0, "Hello")
+        assert error["error"]["code"] == "sampling_failed"
