@@ -1,5 +1,7 @@
 """Canaries: by share, by key, and never back."""
 
+from collections import Counter
+
 import pytest
 
 from adapter_store.errors import InvalidField, VersionInUse, VersionNotFound
@@ -51,11 +53,9 @@ async def push(registry: Registry, *contents: str) -> None:
 
 
 async def shares(registry: Registry, version: int | None = None) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for key in KEYS[:200]:
-        version = (await registry.resolve("acme", ModelRef("a", version), key)).version
-        counts[version] = counts.get(version, 0) + 1
-    return counts
+    model = ModelRef("a", version)
+    found = [(await registry.resolve("acme", model, key)).version for key in KEYS[:200]]
+    return dict(Counter(found))
 
 
 async def test_a_canary_gets_its_share_until_the_alias_moves_on(registry_url: str):
