@@ -58,6 +58,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Alternatives for each token, as in OpenAI's API."""
     max_chars_per_token: Positive = 64
     """A prompt with more characters than the context's tokens times this is not tokenised."""
+    max_request_timeout: Seconds = 3600.0
+    """The longest `x-request-timeout` that a client may ask for."""
 
 
 class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):

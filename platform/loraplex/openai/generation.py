@@ -16,6 +16,7 @@ from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTi
 from engine.request_stream import RequestStream
 from engine.text.text_stream import TextStream
 from loraplex.errors import ApiError, adapter_unavailable
+from loraplex.openai.deadline import Deadline
 from loraplex.openai.replies import FinishReason
 
 
@@ -85,6 +86,9 @@ class Generation:
         self._is_aborted = False
         self._error: Exception | None = None
         """To be raised once what came before it has been returned."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self.has_expired = False
+        """Whether the deadline came before the end."""
         self._started = self._first = self._last = time.monotonic()
         self._has_output = False
 
@@ -143,10 +147,26 @@ class Generation:
                 return pieces
             if self._open and not self._is_aborted:
                 await self._changed.wait()
+        if self.has_expired and self._error is not None:
+            raise self._error
         return []
+
+    def end_at(self, deadline: Deadline) -> None:
+        """Give up what is not over by then: `next` raises 504."""
+        if deadline.at is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_at(deadline.at, self._expire, deadline)
+
+    def _expire(self, deadline: Deadline) -> None:
+        if self._open and not self._is_aborted:
+            self.has_expired = True
+            self._error = deadline.exceeded()
+            self.abort()
 
     def abort(self) -> None:
         """End what is not over. Synchronous, and harmless at any time."""
+        if self._deadline is not None:
+            self._deadline.cancel()
         if self._open:
             self._is_aborted = True
         for number in self._open:
