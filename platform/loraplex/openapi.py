@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from litestar.handlers.http_handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec import OpenAPIMediaType, Operation, Parameter, RequestBody, Schema
 from litestar.types import Method
 
 OperationId = Callable[[HTTPRouteHandler, Method, Sequence[Any]], str]
@@ -49,11 +49,13 @@ def operation(name: str) -> OperationId:
     return operation_id
 
 
-def json_body(struct: type[msgspec.Struct]) -> type[Operation]:
-    """Return an operation class that documents a JSON body of this type."""
+def json_body(
+    struct: type[msgspec.Struct], headers: Mapping[str, str] | None = None
+) -> type[Operation]:
+    """Return an operation class that documents a JSON body of this type, and optional headers."""
     (schema,), parts = msgspec.json.schema_components([struct], ref_template="{name}")
     inlined = _inline(schema, parts)
-    return _operation("application/json", inlined)
+    return _operation("application/json", inlined, headers)
 
 
 def multipart_body(
@@ -66,13 +68,23 @@ def multipart_body(
     )
 
 
-def _operation(media_type: str, schema: dict[str, Any]) -> type[Operation]:
+def _operation(
+    media_type: str, schema: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> type[Operation]:
     @dataclass
     class DocumentedOperation(Operation):
         def __post_init__(self) -> None:
             self.request_body = RequestBody(
                 content={media_type: OpenAPIMediaType(schema=_RawSchema(schema))}, required=True
             )
+            if headers:
+                self.parameters = [
+                    *(self.parameters or ()),
+                    *(
+                        Parameter(name, "header", schema=_RawSchema({}), description=text)
+                        for name, text in headers.items()
+                    ),
+                ]
 
     return DocumentedOperation
 
@@ -104,7 +116,7 @@ def generation_responses(reply: type[msgspec.Struct]) -> dict[int, ResponseSpec]
         200: ResponseSpec(
             reply, description="The reply; with `stream: true`, chunks as server-sent events."
         ),
-        **errors(OpenAIError, 400, 401, 403, 404, 429, 503),
+        **errors(OpenAIError, 400, 401, 403, 404, 429, 503, 504),
     }
 
 

@@ -8,6 +8,7 @@ from adapter_store.registry.records import TenantInfo, UsageRecord
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.text.text_stream import TextStream
+from loraplex.openai.deadline import Deadline
 from loraplex.openai.fields import GenerationFields
 from loraplex.openai.generation import Choice, Generation
 from loraplex.openai.replies import PromptTokensDetails, Timing, Usage, timing_of
@@ -74,6 +75,8 @@ class Call:
         )
 
     def _finish_reason(self) -> str:
+        if self.generation.has_expired:
+            return "timeout"
         if self._has_failed:
             return "error"
         if not self.generation.is_done:
@@ -89,6 +92,7 @@ async def open_call(
     prompts: Sequence[list[int]],
     sampling: Sequence[SamplingParams],
     id_prefix: str,
+    deadline: Deadline,
 ) -> Call:
     """Queue one engine request for each prompt; raises what `Generation.start` raises."""
     engine = services.backends.engine
@@ -108,6 +112,7 @@ async def open_call(
     choices = _choices(services, fields, prompts, sampling)
     generation = Generation(engine, requests, choices)
     await generation.start()
+    generation.end_at(deadline)
     return Call(f"{id_prefix}-{uuid.uuid4().hex}", services, tenant, target, generation)
 
 

@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.chat_format import ChatFormat
+from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
 from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import chat_prompt
 from loraplex.openai.replies import ChatCompletion
@@ -31,7 +32,7 @@ class ChatController(Controller):
 
     @post(
         operation_id=operation("createChatCompletion"),
-        operation_class=json_body(ChatRequest),
+        operation_class=json_body(ChatRequest, headers=REQUEST_HEADERS),
         responses=generation_responses(ChatCompletion),
         status_code=200,
     )
@@ -43,22 +44,25 @@ class ChatController(Controller):
     ) -> ASGIResponse:
         """Answer a conversation with a model of the tenant."""
         limits = services.settings.requests
-        chat = await read_chat_request(request, limits)
-        target = await resolve_target(services, tenant, chat.model)
-        info = services.backends.engine.info
-        check_against_engine(chat, info, 1, limits.max_choices)
-        tokenizer = services.backends.tokenizer
-        prompt = await chat_prompt(tokenizer, chat, info, limits)
-        is_newer = chat.max_completion_tokens is not None
-        sampling = sampling_params(
-            chat,
-            max_tokens=chat.max_completion_tokens if is_newer else chat.max_tokens,
-            max_tokens_field="max_completion_tokens" if is_newer else "max_tokens",
-            logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
-            num_prompt_tokens=len(prompt),
-            max_model_len=info.max_model_len,
-        )
-        call = await open_call(services, tenant, target, chat, [prompt], [sampling], "chatcmpl")
+        async with read_deadline(request, limits) as deadline:
+            chat = await read_chat_request(request, limits)
+            target = await resolve_target(services, tenant, chat.model)
+            info = services.backends.engine.info
+            check_against_engine(chat, info, 1, limits.max_choices)
+            tokenizer = services.backends.tokenizer
+            prompt = await chat_prompt(tokenizer, chat, info, limits)
+            is_newer = chat.max_completion_tokens is not None
+            sampling = sampling_params(
+                chat,
+                max_tokens=chat.max_completion_tokens if is_newer else chat.max_tokens,
+                max_tokens_field="max_completion_tokens" if is_newer else "max_tokens",
+                logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+                num_prompt_tokens=len(prompt),
+                max_model_len=info.max_model_len,
+            )
+            call = await open_call(
+                services, tenant, target, chat, [prompt], [sampling], "chatcmpl", deadline
+            )
         reply = ChatFormat(
             call,
             tokenizer,

@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.completion_format import CompletionFormat
+from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
 from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import completion_prompts
 from loraplex.openai.replies import Completion
@@ -31,7 +32,7 @@ class CompletionsController(Controller):
 
     @post(
         operation_id=operation("createCompletion"),
-        operation_class=json_body(CompletionRequest),
+        operation_class=json_body(CompletionRequest, headers=REQUEST_HEADERS),
         responses=generation_responses(Completion),
         status_code=200,
     )
@@ -43,23 +44,26 @@ class CompletionsController(Controller):
     ) -> ASGIResponse:
         """Continue one or more prompts with a model of the tenant."""
         limits = services.settings.requests
-        completion = await read_completion_request(request, limits)
-        target = await resolve_target(services, tenant, completion.model)
-        info = services.backends.engine.info
-        tokenizer = services.backends.tokenizer
-        prompts = await completion_prompts(tokenizer, completion, info, limits)
-        check_against_engine(completion, info, len(prompts), limits.max_choices)
-        sampling = [
-            sampling_params(
-                completion,
-                max_tokens=completion.max_tokens,
-                logprobs=completion.logprobs,
-                num_prompt_tokens=len(prompt),
-                max_model_len=info.max_model_len,
+        async with read_deadline(request, limits) as deadline:
+            completion = await read_completion_request(request, limits)
+            target = await resolve_target(services, tenant, completion.model)
+            info = services.backends.engine.info
+            tokenizer = services.backends.tokenizer
+            prompts = await completion_prompts(tokenizer, completion, info, limits)
+            check_against_engine(completion, info, len(prompts), limits.max_choices)
+            sampling = [
+                sampling_params(
+                    completion,
+                    max_tokens=completion.max_tokens,
+                    logprobs=completion.logprobs,
+                    num_prompt_tokens=len(prompt),
+                    max_model_len=info.max_model_len,
+                )
+                for prompt in prompts
+            ]
+            call = await open_call(
+                services, tenant, target, completion, prompts, sampling, "cmpl", deadline
             )
-            for prompt in prompts
-        ]
-        call = await open_call(services, tenant, target, completion, prompts, sampling, "cmpl")
         reply = CompletionFormat(
             call,
             tokenizer,
