@@ -12,7 +12,7 @@ from engine.models.projections import ProjectionSpec
 from lora_kernels import LoraSlice
 from loraplex import verification
 from loraplex.cli import main
-from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model, modules_of
 
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 
@@ -42,6 +42,17 @@ def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernel
         ["prompt", "1"], ["prompt", "2"], ["prompt", "3"],
     ]  # fmt: skip
     assert "is served exactly" in result.output
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2"])
+def test_adapters_of_every_kind_of_checkpoint_pass(family, tmp_path):
+    base = make_tiny_model(tmp_path / "base", family)
+    names = modules_of(family, TARGETS)
+    adapter = make_tiny_adapter(tmp_path / "adapter", base, r=6, target_modules=names)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 0, result.output
+    modules = [line for line in result.output.splitlines() if line.startswith("model.layers.")]
+    assert len(modules) == 3 * len(names) and all(line.endswith("ok") for line in modules)
 
 
 def test_the_base_is_taken_from_the_adapters_config(folders):
