@@ -22,7 +22,7 @@ from engine.config import Policy
 from engine.scheduled_batch import ScheduledBatch, StepResult
 
 DECODING = 16
-CONTEXT_TOKENS = 128
+CONTEXT_TOKENS = 32
 PROMPT_TOKENS = 2000
 BUDGETS = (128, 256, 512)
 
@@ -151,7 +151,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    blocks = DECODING * 40 + PROMPT_TOKENS // 16 + 16
+    blocks = DECODING * 32 + PROMPT_TOKENS // 16 + 16
     built = build_runner(
         model_dir(options), num_kv_blocks=blocks, max_loras=0, self_test=False, max_model_len=4096
     )

@@ -68,7 +68,7 @@ def ratio_table(taken: Mapping[str, Passes]) -> str:
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--loops", type=int, default=2)
+    parser.add_argument("--loops", type=int, default=4)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=42, help="begin no pass that ends later")
     parser.add_argument("--only", choices=("base", "mix8"), help="one kind of traffic")

@@ -1,13 +1,14 @@
 """How peers are started; starting them takes minutes and is the benchmark's to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapter_store.base_model import read_base_model
 from adapter_store.peft_format import inspect_adapter
 from benchmarks.serving import peers
-from benchmarks.serving.bench import floor_tokens_per_second
+from benchmarks.serving.bench import engine_rates
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 from tests.support.tiny_models import make_tiny_model
 
@@ -54,12 +55,23 @@ def test_random_adapters_are_served_and_differ(tmp_path):
     assert len({report.digest for report in reports}) == 2
 
 
-def test_the_floor_of_the_workload_has_no_lora_on_the_base():
+def test_the_workloads_rate_has_no_lora_on_the_base():
+    def steps(gemm: float, lora: float) -> dict[str, Any]:
+        """Steps that take twice their floor."""
+        return {
+            "step_ms": 2 * (gemm + lora),
+            "parts_ms": {"GEMM": 2 * gemm, "LoRA": 2 * lora},
+            "floor_ms": {"GEMM": gemm, "LoRA": lora},
+        }
+
     profile = {
-        "prefill 512, 4 adapters": {"floor_ms": {"GEMM": 512.0, "LoRA": 512.0}},
-        "decode, base": {"floor_ms": {"GEMM": 32.0}},
-        "decode, 8 adapters": {"floor_ms": {"GEMM": 32.0, "LoRA": 32.0}},
+        "prefill 512, 4 adapters": steps(512.0, 512.0),
+        "decode, base": steps(32.0, 0.0),
+        "decode, 8 adapters": steps(32.0, 32.0),
     }
-    base = floor_tokens_per_second(profile, "decode, base")
-    assert base == pytest.approx(3414 / (8.154 + 3.414))
-    assert floor_tokens_per_second(profile, "decode, 8 adapters") == pytest.approx(base / 2)
+    base = engine_rates(profile, "decode, base")
+    assert base["floor"] == pytest.approx(3414 / (8.154 + 3.414))
+    assert base["engine alone"] == pytest.approx(base["floor"] / 2)
+    adapters = engine_rates(profile, "decode, 8 adapters")
+    assert adapters["floor"] == pytest.approx(base["floor"] / 2)
+    assert adapters["engine alone"] == pytest.approx(base["floor"] / 4)
