@@ -8,10 +8,11 @@ TORCH_INDEX_URL ?=
 PIP_INSTALL := $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 DEMO_ARGS := $(if $(ONCE),--once)
 PYTEST_ARGS ?=
+MINUTES ?= 30
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo serve test test-slow kernels-report bench bench-peers lint format types check wheel clean
+.PHONY: help install dev demo serve test test-slow kernels-report bench bench-peers soak lint format types check wheel clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -51,6 +52,9 @@ bench: install ## Measure the service through HTTP beside what the machine allow
 
 bench-peers: install ## ... and beside vLLM, which is installed under .cache/ (45 minutes)
 	@$(BIN)/python -m benchmarks.serving.bench_peers $(BENCH_ARGS)
+
+soak: install ## Run everything at once on a real engine for MINUTES, and see that it is as it was
+	@$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 lint: dev ## Check style and spelling
 	@$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ error one that a client can understand. Exit status 1: one of these does not hol
 import argparse
 import asyncio
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -36,11 +37,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--kill-every", type=float, default=180.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep-log", type=Path, metavar="FILE", help="keep the service's log")
     options = parser.parse_args()
     model = ensure_weights()
     examples = [adapter.folder for adapter in load_adapters(find_examples())]
     with demo_service(model, BASE, ENGINE) as service:
-        return asyncio.run(soak(service, examples, options))
+        try:
+            return asyncio.run(soak(service, examples, options))
+        finally:
+            if options.keep_log is not None:
+                shutil.copyfile(service.log, options.keep_log)
 
 
 async def soak(service: DemoService, examples: list[Path], options: argparse.Namespace) -> int:
