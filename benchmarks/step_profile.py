@@ -161,7 +161,7 @@ class StepProfiler:
         for number in range(kind.sequences):
             adapter = self._digests[number % kind.adapters] if kind.adapters else None
             prompt = random_prompt(self._vocab_size, kind.length, seed, number)
-            self._lab.add(prompt, DECODE_STEPS + 8, adapter)
+            self._lab.add(prompt, DECODE_STEPS + 32, adapter)
         if kind.decodes:
             self._prefill_all(kind.sequences)
         with self._parts.watching(self._targets):

@@ -55,10 +55,10 @@ class Footprint:
 def measure_adapter_bytes(service: OurService, folders: Sequence[Path]) -> float:
     """Engine memory per adapter that becomes resident; the engine has served the base before."""
     service.push(folders)
-    before = service.resident_bytes()
+    before = service.memory("RssAnon")
     for folder in folders:
         one_token(service.service.url, service.key, folder.name)
-    return (service.resident_bytes() - before) / len(folders)
+    return (service.memory("RssAnon") - before) / len(folders)
 
 
 def workload_rate(prefill: float, decode: float) -> float:
@@ -171,7 +171,9 @@ def main() -> None:
             taken = take_turns(contenders, passes=options.passes, loops=options.loops, seconds=left)
             footprints = {
                 name: Footprint(
-                    service.first_token_seconds, service.peak_bytes(), service.peak_bytes("api")
+                    service.first_token_seconds,
+                    service.memory("VmHWM"),
+                    service.memory("VmHWM", "api"),
                 )
                 for name, service in (("without LoRA", plain), (f"{SLOTS} slots", ours))
             }

@@ -77,14 +77,11 @@ class OurService:
         stats = self.stats()
         return Usage(*seconds, stats["steps"], stats["output_tokens"])
 
-    def resident_bytes(self, name: str = "engine") -> int:
-        """Memory of a process now."""
-        return self.process(name).memory_info().rss
-
-    def peak_bytes(self, name: str = "engine") -> int:
-        """Memory of a process at its peak."""
+    def memory(self, field: str, name: str = "engine") -> int:
+        """Bytes of a process by a field of its `/proc/PID/status`: `RssAnon` is what it holds
+        apart from mapped files, `VmHWM` its peak."""
         status = Path(f"/proc/{self.process(name).pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) * 1024
 
     def push(self, folders: Sequence[Path]) -> None:
