@@ -17,7 +17,7 @@ BENCH_ARGS ?=
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lora_kernels/native/*)
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard engine/native/* lora_kernels/native/*)
 	@$(PYTHON) scripts/preflight.py
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 
-from engine.models.linear import Linear, padded_rows
+from engine.ops import TorchOps
+from engine.ops.torch_ops import TorchLinear
+from engine.padding import padded_rows
 from lora_kernels import CpuKernels, LoraBatch, LoraSlice, add_lora, choose_cpu_kernels
 
 DTYPE = torch.bfloat16
@@ -84,7 +86,7 @@ class Layers:
 
     def __init__(self, shapes: Shapes, ranks: Sequence[int], kernels: CpuKernels) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.projections: list[tuple[Linear, Any, int]] = []
+        self.projections: list[tuple[TorchLinear, Any, int]] = []
         for _ in range(shapes.num_layers):
             for in_features, sizes in shapes.projections():
                 weight = (
@@ -101,7 +103,8 @@ class Layers:
                         for size in sizes
                     ]
                     table.install(slot, kernels.fuse(slices, DTYPE))
-                self.projections.append((Linear(weight.to(DTYPE)), table, in_features))
+                linear = TorchOps().make_linear(weight.to(DTYPE))
+                self.projections.append((linear, table, in_features))
 
     def run(self, batch: LoraBatch, rows: int, clock: Callable[[], int]) -> tuple[int, int]:
         """Nanoseconds of all base GEMMs, and of LoRA."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.batch_inputs import NO_BLOCK, BatchInputs, IntArray
 from engine.kv_cache import KVCache
-from engine.models.linear import ROW_TILE, padded_rows
+from engine.padding import ROW_TILE, padded_rows
 
 KV_TILE = 64
 

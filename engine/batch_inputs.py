@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.models.linear import padded_rows
+from engine.padding import ROW_TILE, padded_rows
 from engine.scheduled_batch import ScheduledRow
 from lora_kernels import LoraBatch
 
@@ -23,7 +23,7 @@ class BatchInputs:
     """All inputs of a forward pass. Rows are sorted by adapter slot, base rows first.
 
     `num_tokens` tokens lie one row's after the other's; token tensors are padded to a multiple of
-    16 with token 0 at position 0, which writes no K/V and belongs to no adapter.
+    `row_tile` with token 0 at position 0, which writes no K/V and belongs to no adapter.
     """
 
     num_tokens: int
@@ -48,7 +48,9 @@ class BatchInputs:
     """For each logit, the row's index in the scheduled batch."""
 
 
-def build_batch_inputs(rows: Sequence[ScheduledRow], block_size: int) -> BatchInputs:
+def build_batch_inputs(
+    rows: Sequence[ScheduledRow], block_size: int, row_tile: int = ROW_TILE
+) -> BatchInputs:
     """Lay out rows, of which there is at least one, each with at least one token."""
     order = sorted(range(len(rows)), key=lambda i: -1 if (s := rows[i].slot) is None else s)
     ordered = [rows[i] for i in order]
@@ -56,7 +58,7 @@ def build_batch_inputs(rows: Sequence[ScheduledRow], block_size: int) -> BatchIn
     starts = np.array([row.start for row in ordered], dtype=np.int64)
     ends = np.cumsum(lengths)
     num_tokens = int(ends[-1])
-    padded = padded_rows(num_tokens)
+    padded = padded_rows(num_tokens, row_tile)
 
     token_ids = np.zeros(padded, dtype=np.int64)
     token_ids[:num_tokens] = np.fromiter(

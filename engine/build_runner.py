@@ -12,7 +12,6 @@ from adapter_store.errors import BaseModelError
 from engine.adapter_weights import AdapterWeights, load_adapter
 from engine.attention import AttentionBackend
 from engine.attention_tiles import KV_TILE
-from engine.cpu_attention import CpuAttention
 from engine.errors import ConfigError
 from engine.kv_cache import KVCache, kv_bytes_per_block
 from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_blocks
@@ -20,6 +19,7 @@ from engine.model_runner import ModelRunner, RowSampler
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.models.projections import LayerProjections
+from engine.ops import DecoderOps, choose_ops
 from engine.sampling.sampler import Sampler
 from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
 from lora_kernels import CpuKernels, choose_cpu_kernels
@@ -49,6 +49,8 @@ class BuiltRunner:
     max_lora_rank: int
     kernels: CpuKernels
     """The LoRA kernels in use."""
+    ops: DecoderOps
+    """What the decoder computes with."""
     invariance: InvarianceReport | None
     """What the self-test found; None where it was not asked for."""
 
@@ -78,16 +80,16 @@ def build_runner(
     threads: int | None = None,
     self_test: bool = True,
     name: str | None = None,
-    make_sampler: SamplerFactory = Sampler,
-    lora_kernels: str = "auto",
+    make_sampler: SamplerFactory | None = None,
+    cpu_kernels: str = "auto",
 ) -> BuiltRunner:
     """Load a model and build its runner.
 
     `dtype` is `float32`, `bfloat16` or `auto` (the checkpoint's; bfloat16 for float16).
     `num_kv_blocks` None takes a share of the memory at hand. `max_model_len` None is what model and
     KV pool allow. `threads` is for torch, process-wide; None keeps torch's own choice. A self-test
-    that fails is logged as a warning and reported in `invariance`. `lora_kernels` is a choice of
-    `lora_kernels.choose_cpu_kernels`.
+    that fails is logged as a warning and reported in `invariance`. `make_sampler` None makes a
+    `Sampler`. `cpu_kernels` is a choice of `choose_cpu_kernels`, for LoRA and for all else.
 
     Raises ConfigError for a model or a setting that can never work.
     """
@@ -102,28 +104,34 @@ def build_runner(
         base = read_base_model(model_dir, name=name)
     except BaseModelError as error:
         raise ConfigError(str(error)) from error
-    kernels = _choose_kernels(lora_kernels)
+    kernels, ops = _choose_kernels(cpu_kernels)
     decoder = load_decoder(
         config,
         base,
         dtype=model_dtype,
         num_slots=max_loras,
         max_positions=max(length, NUM_POSITIONS),
+        ops=ops,
         kernels=kernels,
     )
-    kv_cache = _make_kv_cache(config, model_dtype, num_kv_blocks, block_size, max_num_seqs, length)
-    attention = CpuAttention(
+    kv_cache = _make_kv_cache(
+        config, ops, model_dtype, num_kv_blocks, block_size, max_num_seqs, length
+    )
+    attention = ops.make_attention(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        block_size=block_size,
         windows=config.windows,
         scale=config.attention_scale,
         softcap=config.attention_softcap,
     )
+    if make_sampler is None:
+        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops.argmax)
+    else:
+        sampler = make_sampler(config.vocab_size, config.eos_token_ids)
     return BuiltRunner(
-        runner=ModelRunner(
-            decoder, kv_cache, attention, make_sampler(config.vocab_size, config.eos_token_ids)
-        ),
+        runner=ModelRunner(decoder, kv_cache, attention, sampler),
         base=base,
         projections=config.projections,
         eos_token_ids=config.eos_token_ids,
@@ -135,25 +143,22 @@ def build_runner(
         device="cpu",
         max_lora_rank=max_lora_rank,
         kernels=kernels,
+        ops=ops,
         invariance=_self_test(decoder, attention) if self_test else None,
     )
 
 
-def _choose_kernels(choice: str) -> CpuKernels:
+def _choose_kernels(choice: str) -> tuple[CpuKernels, DecoderOps]:
     try:
-        kernels = choose_cpu_kernels(choice)
+        kernels, ops = choose_cpu_kernels(choice), choose_ops(choice)
     except (KernelUnavailable, ValueError) as error:
-        raise ConfigError(f"lora_kernels: {error}") from error
-    log = structlog.get_logger("engine.lora_kernels")
-    if kernels.fallback_reason is None:
-        log.info("LoRA kernels chosen", kernels=kernels.name)
-    else:
-        log.warning(
-            "adapters run on the slow path, through PyTorch",
-            kernels=kernels.name,
-            reason=kernels.fallback_reason,
-        )
-    return kernels
+        raise ConfigError(f"cpu_kernels: {error}") from error
+    log = structlog.get_logger("engine.kernels")
+    log.info("CPU kernels chosen", lora=kernels.name, decoder=ops.name)
+    reason = kernels.fallback_reason or ops.fallback_reason
+    if reason is not None:
+        log.warning("the engine runs on the slow path, through PyTorch", reason=reason)
+    return kernels, ops
 
 
 def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
@@ -166,6 +171,7 @@ def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
 
 def _make_kv_cache(
     config: DecoderConfig,
+    ops: DecoderOps,
     dtype: torch.dtype,
     num_blocks: int | None,
     block_size: int,
@@ -189,7 +195,7 @@ def _make_kv_cache(
             available=available,
         )
     check_num_kv_blocks(num_blocks, bytes_per_block, available)
-    return KVCache(
+    return ops.make_kv_cache(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

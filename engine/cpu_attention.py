@@ -24,7 +24,7 @@ from engine.attention_tiles import KV_TILE, ChunkTiles, DecodeTiles, chunk_tiles
 from engine.batch_inputs import BatchInputs
 from engine.errors import ConfigError
 from engine.kv_cache import KVCache
-from engine.models.linear import padded_rows
+from engine.padding import padded_rows
 
 _LOWEST = -1e30
 """A maximum over nothing. Finite, so that differences of two of them are 0 and not NaN."""

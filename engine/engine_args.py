@@ -42,7 +42,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`auto`: as the model was saved."""
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
-    lora_kernels: Text = "auto"
+    cpu_kernels: Text = "auto"
     """The path that computes adapters' updates on CPUs: `auto`, `native` (compiled), `torch`."""
     self_test: bool = True
     """Prove batch invariance on this machine before the socket is bound."""

@@ -67,7 +67,7 @@ class ModelRunner:
             table.clear(slot)
 
     def _run(self, rows: Sequence[ScheduledRow]) -> list[tuple[int, SampledRow]]:
-        inputs = build_batch_inputs(rows, self._kv_cache.block_size)
+        inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)
         self._kv_cache.clear_blocks(inputs.fresh_blocks)
         logits = self._decoder.forward(inputs, self._kv_cache, self._attention)
         sampling = [row for i in inputs.logit_rows if (row := rows[i].sampling) is not None]

@@ -79,7 +79,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         threads=args.num_threads,
         self_test=args.self_test,
         name=args.model_name,
-        lora_kernels=args.lora_kernels,
+        cpu_kernels=args.cpu_kernels,
     )
     limits = AdapterLimits(
         cache_dir=Path(args.cache_dir),

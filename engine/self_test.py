@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.batch_inputs import build_batch_inputs
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
@@ -64,7 +63,7 @@ class _Run:
         self._decoder = decoder
         self._attention = attention
         self._blocks_each = -(-NUM_POSITIONS // 16)
-        self._cache = KVCache(
+        self._cache = decoder.ops.make_kv_cache(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -88,7 +87,7 @@ class _Run:
             )
             for sequence, token_ids, start in rows
         ]
-        inputs = build_batch_inputs(scheduled, self._cache.block_size)
+        inputs = build_batch_inputs(scheduled, self._cache.block_size, self._decoder.row_tile)
         logits = self._decoder.forward(inputs, self._cache, self._attention)
         for index, row in enumerate(inputs.logit_rows):
             self.logits[scheduled[row].sequence_id] = logits[index]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from adapter_store.base_model import BaseModel
@@ -12,22 +11,24 @@ from engine.attention import AttentionBackend
 from engine.batch_inputs import BatchInputs
 from engine.kv_cache import KVCache
 from engine.models.decoder_config import DecoderConfig
-from engine.models.layers import GATED_ACTIVATIONS, RotaryTable, rms_norm, soft_cap
-from engine.models.linear import Linear, Projection, padded_rows
+from engine.models.projection import Projection
 from engine.models.projections import (
     ProjectionKey,
     ProjectionSpec,
     iter_projections,
     module_path,
 )
+from engine.models.rotary import RotaryTable
 from engine.models.weight_reader import WeightReader
+from engine.ops import DecoderOps, LinearOp, TorchOps
+from engine.padding import padded_rows
 from lora_kernels import CpuKernels
 from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuTable
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer's weights; norms as `rms_norm` takes them."""
+    """One layer's weights; norms as `DecoderOps.norm` takes them."""
 
     attention_norm: Tensor
     """Of what goes into attention."""
@@ -50,30 +51,34 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        embedding: Tensor,
+        ops: DecoderOps,
+        embedding: LinearOp,
         layers: tuple[DecoderLayer, ...],
         final_norm: Tensor,
-        lm_head: Linear,
+        lm_head: LinearOp,
         max_positions: int,
+        dtype: torch.dtype,
     ) -> None:
         self.config = config
+        self.ops = ops
         self.layers = layers
+        self.dtype = dtype
+        """Of weights, activations and the KV cache."""
         self._embedding = embedding
         self._final_norm = final_norm
         self._lm_head = lm_head
         self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions)
-        self._gated = GATED_ACTIVATIONS[config.activation]
         # Rounded as transformers does: the root of 3072 is 55.5 in bfloat16.
         self._embedding_scale = (
             None
             if config.embedding_scale is None
-            else torch.tensor(config.embedding_scale, dtype=embedding.dtype)
+            else torch.tensor(config.embedding_scale, dtype=dtype)
         )
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of weights, activations and the KV cache."""
-        return self._embedding.dtype
+    def row_tile(self) -> int:
+        """Tokens of a step come in multiples of this."""
+        return self.ops.row_tile(self.dtype)
 
     @property
     def lora_tables(self) -> dict[ProjectionKey, CpuTable]:
@@ -97,47 +102,56 @@ class Decoder:
         self, inputs: BatchInputs, kv_cache: KVCache, attention: AttentionBackend
     ) -> Tensor:
         """[padded, hidden_size] before the final norm."""
+        ops, num_tokens = self.ops, inputs.num_tokens
         plan = attention.plan(inputs, kv_cache)
-        rotate = self._rotary.lookup(inputs.positions)
-        eps, head_dim = self.config.norm_eps, self.config.head_dim
+        rotate = ops.rotation(self._rotary, inputs.positions)
+        eps, head_dim, activation = (
+            self.config.norm_eps,
+            self.config.head_dim,
+            self.config.activation,
+        )
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        x = F.embedding(inputs.token_ids, self._embedding)
+        x = self._embedding.take_rows(inputs.token_ids)
         if self._embedding_scale is not None:
-            x = x * self._embedding_scale
+            x.mul_(self._embedding_scale)
+        update: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps), inputs.lora)
+            if update is None:
+                normed = ops.norm(x, layer.attention_norm, eps)
+            else:
+                normed = ops.add_and_norm_(x, update, layer.attention_norm, eps)
+            qkv = layer.qkv(normed, inputs.lora)
             heads = qkv.view(qkv.shape[0], -1, head_dim)
             query_key, value = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
             if layer.query_norm is not None and layer.key_norm is not None:
                 query, key = query_key.split([num_heads, num_kv_heads], dim=1)
-                normed = (
-                    rms_norm(query, layer.query_norm, eps),
-                    rms_norm(key, layer.key_norm, eps),
+                normed_heads = (
+                    ops.norm(query, layer.query_norm, eps),
+                    ops.norm(key, layer.key_norm, eps),
                 )
-                query_key = torch.cat(normed, dim=1)
+                query_key = torch.cat(normed_heads, dim=1)
             query, key = rotate(query_key).split([num_heads, num_kv_heads], dim=1)
-            num_tokens = inputs.num_tokens
             kv_cache.write(index, key[:num_tokens], value[:num_tokens], inputs.slot_mapping)
             attended = attention.attend(query, kv_cache, index, layer.window, plan)
             update = layer.out(attended, inputs.lora)
             if layer.attention_out_norm is not None:
-                update = rms_norm(update, layer.attention_out_norm, eps)
-            x = x + update
-            gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, eps), inputs.lora)
-            update = layer.down(self._gated(gate_up), inputs.lora)
+                update = ops.norm(update, layer.attention_out_norm, eps)
+            normed = ops.add_and_norm_(x, update, layer.mlp_norm, eps)
+            gate_up = layer.gate_up(normed, inputs.lora)
+            update = layer.down(ops.activate(gate_up, activation), inputs.lora)
             if layer.mlp_out_norm is not None:
-                update = rms_norm(update, layer.mlp_out_norm, eps)
-            x = x + update
-        return x
+                update = ops.norm(update, layer.mlp_out_norm, eps)
+        return x if update is None else x.add_(update)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden_size] before the final norm -> [rows, vocab_size]."""
         num_rows = hidden.shape[0]
-        padded = hidden.new_zeros(padded_rows(num_rows), hidden.shape[1])
+        padded = hidden.new_zeros(padded_rows(num_rows, self.row_tile), hidden.shape[1])
         padded[:num_rows] = hidden
-        logits = self._lm_head(rms_norm(padded, self._final_norm, self.config.norm_eps))[:num_rows]
+        normed = self.ops.norm(padded, self._final_norm, self.config.norm_eps)
+        logits = self._lm_head(normed)[:num_rows]
         cap = self.config.logit_softcap
-        return logits if cap is None else soft_cap(logits, cap)
+        return logits if cap is None else _soft_cap(logits, cap)
 
 
 def load_decoder(
@@ -147,33 +161,40 @@ def load_decoder(
     dtype: torch.dtype,
     num_slots: int,
     max_positions: int,
+    ops: DecoderOps | None = None,
     kernels: CpuKernels = TORCH_KERNELS,
 ) -> Decoder:
     """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor.
 
-    `kernels` make the adapter slots.
+    `ops` compute, by default PyTorch's; `kernels` make the adapter slots.
     """
+    ops = ops or TorchOps()
     with WeightReader(base, dtype) as reader:
         embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
 
         def make_table(in_features: int, sizes: tuple[int, ...]) -> CpuTable:
             return kernels.make_table(in_features, sizes, num_slots, dtype)
 
-        layers = tuple(_load_layer(config, reader, i, make_table) for i in range(config.num_layers))
+        layers = tuple(
+            _load_layer(config, ops, reader, index, make_table)
+            for index in range(config.num_layers)
+        )
         final_norm = _load_norm(config, reader, "model.norm.weight", config.hidden_size)
+        # A tied head is the embedding too, so that the weight is held once.
+        rows = ops.make_linear(embedding, keep_rows=True)
         if config.tie_word_embeddings:
             reader.skip("lm_head.weight")
-            # Unpacked, so that the embedding is held once.
-            lm_head = Linear(embedding, pack=False)
+            lm_head = rows
         else:
             head = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-            lm_head = Linear(head)
+            lm_head = ops.make_linear(head)
         reader.check_all_taken()
-    return Decoder(config, embedding, layers, final_norm, lm_head, max_positions)
+    return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype)
 
 
 def _load_layer(
     config: DecoderConfig,
+    ops: DecoderOps,
     reader: WeightReader,
     index: int,
     make_table: Callable[[int, tuple[int, ...]], CpuTable],
@@ -192,7 +213,7 @@ def _load_layer(
         bias = (
             torch.cat([reader.take(f"{path}.bias", n) for path, n in named]) if has_bias else None
         )
-        return Projection(Linear(weight, bias), make_table(in_features, sizes))
+        return Projection(ops.make_linear(weight, bias), make_table(in_features, sizes))
 
     def norm(name: str, size: int = hidden) -> Tensor:
         return _load_norm(config, reader, f"{module_path(index, name)}.weight", size)
@@ -218,3 +239,7 @@ def _load_layer(
 def _load_norm(config: DecoderConfig, reader: WeightReader, name: str, size: int) -> Tensor:
     weight = reader.take(name, size)
     return weight.to(torch.float32).add(1.0) if config.unit_offset_norms else weight
+
+
+def _soft_cap(logits: Tensor, cap: float) -> Tensor:
+    return logits.to(torch.float32).div(cap).tanh_().mul_(cap).to(logits.dtype)

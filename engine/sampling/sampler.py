@@ -1,11 +1,12 @@
 """Draws the next token of every row of a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.ops import TorchOps
 from engine.sampling.adjustments import adjust_logits, has_adjustments
 from engine.sampling.filters import Candidates, min_p_, scale_by_temperature, top_k_top_p
 from engine.sampling.logprobs import sampled_tokens
@@ -28,9 +29,16 @@ class Sampler:
     same bits as on that row alone. Equal scores: greedy takes the lowest id.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        argmax: Callable[[Tensor], list[int]] | None = None,
+    ) -> None:
+        """`argmax` is a `DecoderOps.argmax`, by default PyTorch's."""
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
+        self._argmax = argmax or TorchOps().argmax
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
@@ -46,22 +54,17 @@ class Sampler:
                 f"expected ({len(rows)}, {self._vocab_size})"
             )
         results: dict[int, SampledRow] = {}
-        greedy: list[int] = []
         others: list[int] = []
-        for index, (row, is_finite) in enumerate(zip(rows, _finite_rows(logits), strict=True)):
-            problem = _problem(row.params) if is_finite else "its logits are not finite"
+        for index, (row, best) in enumerate(zip(rows, self._argmax(logits), strict=True)):
+            problem = _problem(row.params) if best >= 0 else "its logits are not finite"
             if problem is not None:
                 results[index] = SampledRow(error=problem)
             elif (
                 _is_greedy(row.params) and row.params.logprobs is None and not has_adjustments(row)
             ):
-                greedy.append(index)
+                results[index] = _without_logprobs([best] * len(row.choices))
             else:
                 others.append(index)
-        if greedy:
-            best = _select(logits, greedy).argmax(dim=-1).tolist()
-            for index, token_id in zip(greedy, best, strict=True):
-                results[index] = _without_logprobs([token_id] * len(rows[index].choices))
         for chunk in self._chunks(others, logits.device.type):
             results.update(self._sample_chunk(logits, rows, chunk))
         return [results[index] for index in range(len(rows))]
@@ -168,12 +171,6 @@ def _race(
     ):
         drawn[indices[place]].append(token_id)
     return drawn
-
-
-def _finite_rows(logits: Tensor) -> list[bool]:
-    # amax and amin hand NaN on.
-    is_finite = torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(logits.amin(dim=-1))
-    return is_finite.tolist()
 
 
 def _problem(params: SamplingParams) -> str | None:

@@ -78,7 +78,7 @@ def verify_adapter(
     prompts: Sequence[Sequence[int]],
     *,
     max_tokens: int = 16,
-    lora_kernels: str = "auto",
+    cpu_kernels: str = "auto",
 ) -> Verification:
     """Compare an adapter's folder, served over a base model's, with PEFT.
 
@@ -99,7 +99,7 @@ def verify_adapter(
         max_lora_rank=rank,
         self_test=False,
         make_sampler=lambda vocab_size, eos_token_ids: sampler,
-        lora_kernels=lora_kernels,
+        cpu_kernels=cpu_kernels,
     )
     weights = built.load_adapter(inspected.digest, folder)
     mirror = _mirrored(weights, built)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from engine.batch_inputs import build_batch_inputs
-from engine.cpu_attention import CpuAttention
 from engine.errors import ConfigError
-from engine.kv_cache import KVCache
+from engine.ops import DecoderOps, TorchOps
 from engine.scheduled_batch import ScheduledRow
+from tests.support.decoder_ops import make_ops, ops_names
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -16,10 +16,18 @@ SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64), (20, 1, 32)]
 """(query heads, KV heads, head_dim); the last has more query heads than a row tile."""
 
 
+@pytest.fixture(params=ops_names())
+def ops(request: pytest.FixtureRequest) -> DecoderOps:
+    return make_ops(request.param)
+
+
 class Sequences:
     """Random queries, keys and values of a few sequences, and a cache to run them in."""
 
-    def __init__(self, shape, dtype, lengths, *, block_size=16, seed=0, scale=None, softcap=None):
+    def __init__(
+        self, ops, shape, dtype, lengths, *, block_size=16, seed=0, scale=None, softcap=None
+    ):
+        self.ops = ops
         self.heads, self.kv_heads, self.dim = shape
         self.scale, self.softcap = scale, softcap
         generator = torch.Generator().manual_seed(seed)
@@ -33,7 +41,7 @@ class Sequences:
         per_sequence = -(-max(lengths) // block_size)
         order = torch.randperm(per_sequence * len(lengths), generator=generator).tolist()
         self.tables = [order[i :: len(lengths)] for i in range(len(lengths))]
-        self.cache = KVCache(
+        self.cache = ops.make_kv_cache(
             num_layers=1,
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
@@ -44,10 +52,11 @@ class Sequences:
 
     def run(self, parts, window):
         """Attention of (sequence, start, stop) parts of one step; [tokens, heads * dim] each."""
-        attention = CpuAttention(
+        attention = self.ops.make_attention(
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
+            block_size=self.cache.block_size,
             windows=[window, None],
             scale=self.scale,
             softcap=self.softcap,
@@ -101,8 +110,8 @@ def cut(length, chunk):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_attention_equals_a_dense_softmax(dtype, shape, window):
-    sequences = Sequences(shape, dtype, [150, 1, 64, 65])
+def test_attention_equals_a_dense_softmax(ops, dtype, shape, window):
+    sequences = Sequences(ops, shape, dtype, [150, 1, 64, 65])
     whole = sequences.run([(0, 0, 150), (1, 0, 1), (2, 0, 64), (3, 0, 65)], window)
     for s, got in enumerate(whole):
         difference = (got.double() - sequences.dense(s, window)).abs().max()
@@ -112,25 +121,25 @@ def test_attention_equals_a_dense_softmax(dtype, shape, window):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 65])
 @pytest.mark.parametrize(("scale", "softcap"), [(0.1, None), (None, 1.5), (0.4, 2.0)])
-def test_scale_and_soft_cap_follow_their_definitions(dtype, window, scale, softcap):
+def test_scale_and_soft_cap_follow_their_definitions(ops, dtype, window, scale, softcap):
     options = {"scale": scale, "softcap": softcap}
-    sequences = Sequences((6, 2, 16), dtype, [150, 70], **options)
+    sequences = Sequences(ops, (6, 2, 16), dtype, [150, 70], **options)
     whole = sequences.run([(0, 0, 150), (1, 0, 69)], window)
     last = sequences.run([(1, 69, 70)], window)[0]
     for s, got in enumerate([whole[0], torch.cat((whole[1], last))]):
         difference = (got.double() - sequences.dense(s, window)).abs().max()
         assert difference < TOLERANCE[dtype]
-    plain = Sequences((6, 2, 16), dtype, [150, 70])
+    plain = Sequences(ops, (6, 2, 16), dtype, [150, 70])
     assert (plain.dense(0, window) - sequences.dense(0, window)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_soft_capped_scores_are_bit_equal_however_a_sequence_is_cut(dtype, shape):
+def test_soft_capped_scores_are_bit_equal_however_a_sequence_is_cut(ops, dtype, shape):
     options = {"scale": 0.4, "softcap": 3.0}
-    (whole,) = Sequences(shape, dtype, [140], **options).run([(0, 0, 140)], 70)
+    (whole,) = Sequences(ops, shape, dtype, [140], **options).run([(0, 0, 140)], 70)
     for chunk in (1, 7, 33, 64):
-        sequences = Sequences(shape, dtype, [140], **options)
+        sequences = Sequences(ops, shape, dtype, [140], **options)
         pieces = [sequences.run([(0, *part)], 70)[0] for part in cut(140, chunk)]
         assert torch.equal(torch.cat(pieces), whole)
 
@@ -138,11 +147,11 @@ def test_soft_capped_scores_are_bit_equal_however_a_sequence_is_cut(dtype, shape
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", [None, 5, 65])
-def test_chunks_and_decodes_are_bit_equal_to_one_piece(dtype, shape, window):
+def test_chunks_and_decodes_are_bit_equal_to_one_piece(ops, dtype, shape, window):
     length = 140
-    (whole,) = Sequences(shape, dtype, [length]).run([(0, 0, length)], window)
+    (whole,) = Sequences(ops, shape, dtype, [length]).run([(0, 0, length)], window)
     for chunk in (1, 7, 16, 33, 64):
-        sequences = Sequences(shape, dtype, [length])
+        sequences = Sequences(ops, shape, dtype, [length])
         pieces = [sequences.run([(0, *part)], window)[0] for part in cut(length, chunk)]
         assert torch.equal(torch.cat(pieces), whole)
 
@@ -150,11 +159,11 @@ def test_chunks_and_decodes_are_bit_equal_to_one_piece(dtype, shape, window):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_neighbours_do_not_change_a_bit(dtype, window, threads):
+def test_neighbours_do_not_change_a_bit(ops, dtype, window, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     lengths = [200, 3, 129, 64, 90]
-    crowd, alone = (Sequences((6, 2, 16), dtype, lengths) for _ in range(2))
+    crowd, alone = (Sequences(ops, (6, 2, 16), dtype, lengths) for _ in range(2))
     try:
         for s, length in enumerate(lengths):
             crowd.run([(s, 0, length - 2)], window)
@@ -173,33 +182,33 @@ def test_neighbours_do_not_change_a_bit(dtype, window, threads):
 
 @pytest.mark.parametrize("block_size", [8, 32, 64])
 def test_the_block_size_does_not_change_a_bit(block_size):
-    whole = Sequences((6, 2, 16), torch.float32, [100]).run([(0, 0, 100)], None)[0]
-    other = Sequences((6, 2, 16), torch.float32, [100], block_size=block_size)
+    ops = TorchOps()  # the compiled kernel has one block size
+    whole = Sequences(ops, (6, 2, 16), torch.float32, [100]).run([(0, 0, 100)], None)[0]
+    other = Sequences(ops, (6, 2, 16), torch.float32, [100], block_size=block_size)
     assert torch.equal(torch.cat([other.run([(0, *p)], None)[0] for p in cut(100, 9)]), whole)
 
 
-def test_a_block_size_that_does_not_divide_a_tile_is_refused():
-    sequences = Sequences((2, 1, 8), torch.float32, [5], block_size=24)
+def test_a_block_size_that_does_not_divide_a_tile_is_refused(ops):
+    sequences = Sequences(ops, (2, 1, 8), torch.float32, [5], block_size=24)
     with pytest.raises(ConfigError, match="block_size must divide 64, not 24"):
         sequences.run([(0, 0, 5)], None)
 
 
 @pytest.mark.parametrize("length", [17, 70])
-def test_values_of_a_blocks_former_owner_never_show(length):
+def test_values_of_a_blocks_former_owner_never_show(ops, length):
     """NaN of a sequence that overflowed must not reach who gets its blocks: 0 * NaN is NaN."""
-    clean = Sequences((6, 2, 16), torch.float32, [length])
+    clean = Sequences(ops, (6, 2, 16), torch.float32, [length])
     expected = torch.cat([clean.run([(0, *p)], None)[0] for p in cut(length, 16)])
-    dirty = Sequences((6, 2, 16), torch.float32, [length])
-    for cache in dirty.cache.layer(0):
-        cache[:, : dirty.cache.num_blocks].fill_(float("nan"))
+    dirty = Sequences(ops, (6, 2, 16), torch.float32, [length])
+    dirty.cache._storage[:, :, :, : dirty.cache.num_blocks] = float("nan")
     got = torch.cat([dirty.run([(0, *p)], None)[0] for p in cut(length, 16)])
     assert torch.equal(got, expected)
 
 
-def test_unwritten_memory_never_reaches_the_output(monkeypatch):
+def test_unwritten_memory_never_reaches_the_output(ops, monkeypatch):
     make = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: make(*a, **k).fill_(float("nan")))
-    sequences = Sequences((6, 2, 16), torch.float32, [70, 70])
+    sequences = Sequences(ops, (6, 2, 16), torch.float32, [70, 70])
     chunk = sequences.run([(0, 0, 69), (1, 0, 69)], 20)
     decode = sequences.run([(0, 69, 70), (1, 69, 70)], 20)
     assert all(out.isfinite().all() for out in (*chunk, *decode))

@@ -4,7 +4,7 @@ import torch
 from engine import build_runner as module
 from engine.build_runner import build_runner
 from engine.errors import ConfigError
-from engine.models import decoder as decoder_module
+from engine.ops import TorchOps
 from engine.sampling.sampler import Sampler
 from tests.support.tiny_models import make_tiny_model
 
@@ -70,10 +70,10 @@ def test_threads_are_set(model_dir):
 
 def test_the_self_test_sees_a_row_that_depends_on_its_batch(model_dir, monkeypatch):
     """A row count in the last bit of a norm is enough, and is logged."""
-    exact = decoder_module.rms_norm
+    exact = TorchOps.norm
 
-    def depends(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return exact(x, weight, eps) * (1 + 1e-6 * x.shape[0])
+    def depends(self: TorchOps, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return exact(self, x, weight, eps) * (1 + 1e-6 * x.shape[0])
 
     warnings: list[str] = []
 
@@ -84,9 +84,9 @@ def test_the_self_test_sees_a_row_that_depends_on_its_batch(model_dir, monkeypat
         def info(self, event: str, **values: object) -> None:
             pass
 
-    monkeypatch.setattr(decoder_module, "rms_norm", depends)
+    monkeypatch.setattr(TorchOps, "norm", depends)
     monkeypatch.setattr(module.structlog, "get_logger", lambda name: Log())
-    built = build_runner(model_dir, num_kv_blocks=4, lora_kernels="torch")
+    built = build_runner(model_dir, num_kv_blocks=4, cpu_kernels="torch")
     assert built.invariance is not None and not built.invariance.holds
     assert built.invariance.max_logit_difference > 0
     assert len(warnings) == 1 and "share" in warnings[0]

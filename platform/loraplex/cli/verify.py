@@ -49,7 +49,7 @@ def verify(
         tokenizer = Tokenizer.from_pretrained(model_dir)
         prompts = [tokenizer.encode(text, add_special_tokens=True) for text in PROMPTS]
         found = verify_adapter(
-            adapter, model_dir, prompts, max_tokens=max_tokens, lora_kernels=kernels
+            adapter, model_dir, prompts, max_tokens=max_tokens, cpu_kernels=kernels
         )
     except ServeError as error:
         raise click.ClickException(str(error).replace("--model", "--base")) from error

@@ -1,0 +1,187 @@
+// Attention of a few query rows over paged keys and values, for one instruction set.
+//
+// Softmax goes tile by tile with a running maximum (Milakov & Gimelshein 2018, as in
+// FlashAttention). Tiles are TILE positions, anchored at position 0. A query row's sums run over
+// channels and positions in an order that depends on nothing else, so its bits are its own: which
+// rows share a call, and how a prefill was cut, change nothing. A tile that a row cannot see adds
+// exactly nothing: its weights are exp(-inf) = 0 and its decay is exp(0) = 1.
+//
+// W is a word of the cache: a float, or two bf16 of which the low half comes first.
+//   keys    [channels / PER, BLOCK] words of a block: lanes are positions
+//   values  [BLOCK / PER, channels] words of a block: lanes are channels
+
+#if LANES == 16
+#define ROWS_AT_ONCE 8
+#else
+#define ROWS_AT_ONCE 4
+#endif
+
+INLINE F load_word(const float* from) { return load(from); }
+INLINE U load_word(const uint32_t* from) { return *(const UMem*)from; }
+
+INLINE F multiply_add(F acc, F words, float x) { return acc + words * splat(x); }
+INLINE F multiply_add(F acc, U words, uint32_t pair) {
+#ifdef HAS_BF16_DOT
+    return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)words, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    acc += low_half(words) * splat(widen((bf16)pair));
+    return acc + high_half(words) * splat(widen((bf16)(pair >> 16)));
+#endif
+}
+
+// What a thread keeps of the rows that it works on.
+template <class W>
+struct RowState {
+    static const int PER = std::is_same<W, float>::value ? 1 : 2;
+    float scores[ROWS_AT_ONCE][TILE];
+    W weights[ROWS_AT_ONCE][TILE / PER];
+    float largest[ROWS_AT_ONCE], total[ROWS_AT_ONCE], decay[ROWS_AT_ONCE];
+    float sums[ROWS_AT_ONCE][MAX_CHANNELS];
+};
+
+// Blocks lie anywhere in memory, so each step fetches what the next one reads: here a tile's values.
+template <int ROWS, int BLOCKS, class W>
+TARGET static void score_blocks(
+    float (*scores)[TILE], const W* queries, int64_t words, const W* const* keys, const W* const* values) {
+    constexpr int VECS = BLOCK / LANES;
+    F acc[ROWS][BLOCKS * VECS];
+    clear<ROWS * BLOCKS * VECS>(&acc[0][0]);
+    for (int64_t i = 0; i < words; i++) {
+        decltype(load_word(queries)) word[BLOCKS * VECS];
+        UNROLL for (int v = 0; v < BLOCKS * VECS; v++)
+            word[v] = load_word(keys[v / VECS] + i * BLOCK + v % VECS * LANES);
+        UNROLL for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(values[b] + i * BLOCK);
+        UNROLL for (int r = 0; r < ROWS; r++)
+            UNROLL for (int v = 0; v < BLOCKS * VECS; v++)
+                acc[r][v] = multiply_add(acc[r][v], word[v], queries[r * words + i]);
+    }
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int v = 0; v < BLOCKS * VECS; v++) store(&scores[r][v * LANES], acc[r][v]);
+}
+
+// Scores of one row and tile become weights; `first` is the tile's first position.
+template <class W>
+INLINE void weigh_row(const AttendArgs& t, RowState<W>& state, int r, int64_t position, int64_t first) {
+    const int64_t oldest = t.window > 0 ? position - t.window + 1 : 0;
+    const bool sees_all = first >= oldest && first + TILE - 1 <= position;
+    F score[TILE / LANES], highest = splat(-INFINITY);
+    UNROLL for (int v = 0; v < TILE / LANES; v++) {
+        score[v] = load(&state.scores[r][v * LANES]) * splat(t.scale);
+        if (t.softcap > 0) score[v] = splat(t.softcap) * tanh_of(score[v] / splat(t.softcap));
+        if (!sees_all) {
+            float hidden[LANES];
+            for (int lane = 0; lane < LANES; lane++) {
+                int64_t at = first + v * LANES + lane;
+                hidden[lane] = at > position || at < oldest ? 1.0f : 0.0f;
+            }
+            score[v] = choose(load(hidden) > F{}, splat(-INFINITY), score[v]);
+        }
+        highest = choose(score[v] > highest, score[v], highest);
+    }
+    const float before = state.largest[r], highest_here = max_of(highest);
+    const float after = highest_here > before ? highest_here : before;
+    F sum = F{};
+    typedef typename std::conditional<std::is_same<W, float>::value, float, bf16>::type E;
+    E* weights = (E*)state.weights[r];
+    UNROLL for (int v = 0; v < TILE / LANES; v++) {
+        F weight = exp_of(score[v] - splat(after));
+        sum += weight;
+        store(weights + v * LANES, weight);
+    }
+    state.decay[r] = exp_of(splat(before - after))[0];
+    state.total[r] = state.total[r] * state.decay[r] + sum_of(sum);
+    state.largest[r] = after;
+}
+
+// sums = decay * sums + weights * values, for VECS vectors of channels from `channel` on; fetches
+// as many words of `next`, the next tile's keys.
+template <int ROWS, int VECS, class W>
+INLINE void add_values(
+    RowState<W>& state, const W* const* values, int num_blocks, int64_t channels, int64_t channel,
+    const W* const* next) {
+    constexpr int WORDS = BLOCK / RowState<W>::PER;
+    F acc[ROWS][VECS];
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int v = 0; v < VECS; v++)
+            acc[r][v] = load(&state.sums[r][channel + v * LANES]) * splat(state.decay[r]);
+    for (int block = 0; block < num_blocks; block++) {
+        const W* words = values[block] + channel;
+        const W* to_fetch = next[block] + channel * WORDS;
+        for (int i = 0; i < WORDS; i++, words += channels) {
+            UNROLL for (int v = 0; v < VECS; v += BLOCK / LANES)
+                __builtin_prefetch(to_fetch + i * VECS * LANES + v * LANES);
+            decltype(load_word(words)) word[VECS];
+            UNROLL for (int v = 0; v < VECS; v++) word[v] = load_word(words + v * LANES);
+            UNROLL for (int r = 0; r < ROWS; r++)
+                UNROLL for (int v = 0; v < VECS; v++)
+                    acc[r][v] = multiply_add(acc[r][v], word[v], state.weights[r][block * WORDS + i]);
+        }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int v = 0; v < VECS; v++) store(&state.sums[r][channel + v * LANES], acc[r][v]);
+}
+
+template <int ROWS, class W>
+TARGET static void attend_rows(const AttendArgs& t, int first_row) {
+    typedef RowState<W> State;
+    typedef typename std::conditional<std::is_same<W, float>::value, float, bf16>::type E;
+    constexpr int BLOCKS = LANES == 16 ? (ROWS <= 4 ? 4 : 2) : 1;
+    constexpr int VECS = LANES == 16 && ROWS <= 4 ? 4 : 2;
+    const int64_t channels = t.channels, words = channels / State::PER, block_words = BLOCK * words;
+    const W* queries = (const W*)t.queries + first_row * words;
+    const int64_t* positions = t.positions + first_row;
+
+    State state;
+    int64_t newest = positions[0], oldest = positions[0];
+    for (int r = 0; r < ROWS; r++) {
+        state.largest[r] = LOWEST;
+        state.total[r] = 0;
+        for (int64_t c = 0; c < channels; c++) state.sums[r][c] = 0;
+        newest = positions[r] > newest ? positions[r] : newest;
+        oldest = positions[r] < oldest ? positions[r] : oldest;
+    }
+    const int64_t begin = t.window > 0 && oldest >= t.window ? (oldest - t.window + 1) / TILE : 0;
+    for (int64_t tile = begin; tile <= newest / TILE; tile++) {
+        const int64_t first = tile * TILE;
+        const int64_t last_block = (newest < first + TILE ? newest : first + TILE - 1) / BLOCK;
+        const int num_blocks = (int)(last_block - first / BLOCK + 1);
+        const W *keys[TILE / BLOCK], *values[TILE / BLOCK], *next[TILE / BLOCK];
+        for (int b = 0; b < TILE / BLOCK; b++) {
+            // Past the end of the sequence scores are hidden, whatever was read.
+            const int64_t here = first / BLOCK + (b < num_blocks ? b : 0), ahead = here + TILE / BLOCK;
+            keys[b] = (const W*)t.keys + t.blocks[here] * block_words;
+            values[b] = (const W*)t.values + t.blocks[here] * block_words;
+            next[b] = ahead <= newest / BLOCK ? (const W*)t.keys + t.blocks[ahead] * block_words : keys[b];
+        }
+        for (int b = 0; b < TILE / BLOCK; b += BLOCKS) {
+            float (*scores)[TILE] = (float (*)[TILE])(&state.scores[0][b * BLOCK]);
+            score_blocks<ROWS, BLOCKS>(scores, queries, words, keys + b, values + b);
+        }
+        for (int r = 0; r < ROWS; r++) weigh_row(t, state, r, positions[r], first);
+        int64_t c = 0;
+        for (; c + VECS * LANES <= channels; c += VECS * LANES)
+            add_values<ROWS, VECS>(state, values, num_blocks, channels, c, next);
+        for (; c < channels; c += LANES)
+            add_values<ROWS, 1>(state, values, num_blocks, channels, c, next);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        E* out = (E*)t.out[first_row + r];
+        const F inverse = splat(1.0f / state.total[r]);
+        for (int64_t c = 0; c < channels; c += LANES) store(out + c, load(&state.sums[r][c]) * inverse);
+    }
+}
+
+template <int ROWS, class W>
+TARGET static void attend_some(const AttendArgs& t, int first_row) {
+    if constexpr (ROWS > 0) {
+        if (t.num_rows - first_row < ROWS) return attend_some<ROWS - 1, W>(t, first_row);
+        attend_rows<ROWS, W>(t, first_row);
+        if (first_row + ROWS < t.num_rows) attend_some<ROWS, W>(t, first_row + ROWS);
+    }
+}
+
+TARGET static void attend(const AttendArgs& t) {
+    t.is_bf16 ? attend_some<ROWS_AT_ONCE, uint32_t>(t, 0) : attend_some<ROWS_AT_ONCE, float>(t, 0);
+}
+
+#undef ROWS_AT_ONCE

@@ -1,0 +1,110 @@
+"""The operations of a decoder that have more than one implementation."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention import AttentionBackend
+from engine.kv_cache import KVCache
+from engine.models.rotary import RotaryTable
+
+
+class LinearOp(Protocol):
+    """``x @ weight.T + bias``; a row's bits do not depend on the other rows."""
+
+    in_features: int
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in_features] -> [rows, out_features]; `rows` is a multiple of `row_tile`."""
+        ...
+
+    def take_rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, [indices, in_features]: the embeddings of a tied head.
+
+        Only of a linear made with `keep_rows`.
+        """
+        ...
+
+
+class RotationOp(Protocol):
+    """Rotates the heads of a step's tokens."""
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """[rows, heads, head_dim] -> the same; may be in place."""
+        ...
+
+
+class DecoderOps(Protocol):
+    """Every operation gives a row the same bits whatever the other rows are."""
+
+    name: str
+    """`torch`, or `native` and the instruction set."""
+    fallback_reason: str | None
+    """Why `auto` did not choose the compiled ones."""
+
+    def row_tile(self, dtype: torch.dtype) -> int:
+        """Rows of a linear come in multiples of this."""
+        ...
+
+    def make_linear(
+        self, weight: Tensor, bias: Tensor | None = None, *, keep_rows: bool = False
+    ) -> LinearOp:
+        """Take a weight [out_features, in_features], laid out anew where that is faster."""
+        ...
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm over the last dimension of x [rows, size] or [rows, heads, size].
+
+        In float32, rounded as transformers does: a weight in x's dtype multiplies what is already
+        rounded to it, as Llama's; a float32 weight is applied before the only rounding, as Gemma's.
+        """
+        ...
+
+    def add_and_norm_(self, x: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add `update` to the residual x [rows, size], in place; returns the norm of the sum."""
+        ...
+
+    def activate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """[rows, 2 * n] -> [rows, n]: ``activation(gate) * up``.
+
+        `activation` is `silu` or `gelu_pytorch_tanh`.
+        """
+        ...
+
+    def rotation(self, table: RotaryTable, positions: Tensor) -> RotationOp:
+        """The rotation of a step's tokens at `positions` [rows]; serves every layer."""
+        ...
+
+    def make_kv_cache(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> KVCache:
+        """A cache in the layout that `make_attention`'s backend reads."""
+        ...
+
+    def make_attention(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        windows: Iterable[int | None],
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> AttentionBackend:
+        """Attention of one model's shape; see `engine.cpu_attention.CpuAttention`."""
+        ...
+
+    def argmax(self, logits: Tensor) -> list[int]:
+        """Of each row [rows, size], the lowest index of the largest; -1: one is not finite."""
+        ...
