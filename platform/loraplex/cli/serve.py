@@ -14,6 +14,10 @@ from loraplex.supervisor.data_dir import default_data_dir
     "--served-model-name", "served_model_names", multiple=True,
     help="Name of the base model for clients; default: the folder's name. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--adapter-root", "adapter_roots", multiple=True, metavar="DIR",
+    help="Folder under which admins may register adapters by file://. Repeatable.",
+)  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -25,6 +29,15 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--max-lora-rank", type=click.IntRange(1, 512), default=64, show_default=True,
               help="Larger adapters are refused at upload.")  # fmt: skip
 @click.option("--max-cpu-loras", type=click.IntRange(1), help="Adapters kept in host memory.")
+@click.option("--warm-up-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
+              envvar="LORAPLEX_WARM_UP_SECONDS",
+              help="How long a new engine may load adapters before it is ready.")  # fmt: skip
+@click.option("--max-queued-per-tenant", type=click.IntRange(1), default=1024, show_default=True,
+              envvar="LORAPLEX_MAX_QUEUED_PER_TENANT",
+              help="Requests that may wait; more are 429.")  # fmt: skip
+@click.option("--max-queued-per-adapter", type=click.IntRange(1), default=512, show_default=True,
+              envvar="LORAPLEX_MAX_QUEUED_PER_ADAPTER",
+              help="Of one tenant for one adapter, or for the base.")  # fmt: skip
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences that run at once.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Token budget of a step.")
 @click.option(
@@ -43,8 +56,10 @@ from loraplex.supervisor.data_dir import default_data_dir
               help="What running requests get after SIGTERM.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
 def serve(
-    model: str, served_model_names: tuple[str, ...], host: str, port: int, data_dir: Path,
-    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, max_num_seqs: int | None,
+    model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
+    host: str, port: int, data_dir: Path,
+    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, warm_up_seconds: float,
+    max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
     dtype: str, no_prefix_cache: bool, drain_seconds: float, threads: int | None,
 ) -> None:  # fmt: skip
@@ -60,6 +75,7 @@ def serve(
     options = ServeOptions(
         model=model,
         served_model_names=served_model_names,
+        adapter_roots=adapter_roots,
         host=host,
         port=port,
         data_dir=data_dir,
@@ -69,6 +85,9 @@ def serve(
             "max_loras": max_loras,
             "max_lora_rank": max_lora_rank,
             "max_cpu_loras": max_cpu_loras,
+            "warm_up_seconds": warm_up_seconds,
+            "max_queued_per_tenant": max_queued_per_tenant,
+            "max_queued_per_adapter": max_queued_per_adapter,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_model_len": max_model_len,

@@ -1,0 +1,162 @@
+"""The engine killed under load: every call hears of it at once, and the next engine comes warm."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from loraplex.cli.api_client import ApiClient
+from loraplex.demo.service import DemoService, demo_service
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+ADAPTERS = ("pinned", "warm", "used", "cold")
+ENGINE = [
+    "--dtype", "float32", "--max-num-seqs", "4", "--threads", "1", "--num-kv-blocks", "256",
+    "--max-loras", "2", "--drain-seconds", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), "smollm", max_position_embeddings=4096)
+
+
+@dataclass
+class Bench:
+    service: DemoService
+    admin: httpx.AsyncClient
+    tenant: httpx.AsyncClient
+
+    async def stats(self) -> dict[str, Any]:
+        return (await self.admin.get("/admin/engine")).raise_for_status().json()
+
+    async def complete(self, model: str, max_tokens: int = 8, **fields: Any) -> httpx.Response:
+        asked = {
+            "model": model, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True,
+            "temperature": 0, **fields,
+        }  # fmt: skip
+        return await self.tenant.post("/v1/completions", json=asked)
+
+    async def text(self, model: str) -> str:
+        reply = (await self.complete(model)).raise_for_status()
+        return reply.json()["choices"][0]["text"]
+
+    async def ending(self, model: str, *, stream: bool) -> tuple[str, float]:
+        """The code with which a call that would last for long ends, and when."""
+        reply = await self.complete(model, 3000, stream=stream)
+        now = time.monotonic()
+        if not stream:
+            assert reply.status_code == 503
+            return reply.json()["error"]["code"], now
+        assert reply.status_code == 200
+        events = [e.removeprefix("data: ") for e in reply.text.split("\n\n") if e[:5] == "data:"]
+        assert "[DONE]" not in events
+        return json.loads(events[-1])["error"]["code"], now
+
+    async def readiness(self) -> list[str]:
+        """What the service says of its engine, without repetitions, until it is ready."""
+        seen: list[str] = []
+        async with asyncio.timeout(120):
+            while True:
+                reply = await self.admin.get("/health/ready")
+                status = reply.json()["engine"]
+                assert (reply.status_code == 200) == (status == "ok")
+                if seen[-1:] != [status]:
+                    seen.append(status)
+                if status == "ok":
+                    return seen
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(model_dir: Path, data_dir: Path) -> AsyncIterator[Bench]:
+    with demo_service(model_dir, "base", [*ENGINE, "--data-dir", str(data_dir)]) as service:
+        headers = {"authorization": f"Bearer {service.admin_key}"}
+        async with (
+            httpx.AsyncClient(base_url=service.url, headers=headers, timeout=60) as admin,
+            httpx.AsyncClient(
+                base_url=f"{service.url}/t/acme", headers=headers, timeout=60,
+                limits=httpx.Limits(max_connections=100),
+            ) as tenant,
+        ):  # fmt: skip
+            yield Bench(service, admin, tenant)
+
+
+async def set_up(b: Bench, root: Path, model_dir: Path) -> dict[str, str]:
+    """A tenant with adapters, some kept and some used; returns their digests."""
+    (await b.admin.post("/admin/tenants", json={"name": "acme"})).raise_for_status()
+    digests: dict[str, str] = {}
+    with ApiClient(f"{b.service.url}/t/acme", b.service.admin_key) as api:
+        for seed, name in enumerate(ADAPTERS):
+            folder = make_tiny_adapter(root / name, model_dir, seed=seed)
+            digests[name] = (await asyncio.to_thread(api.push_adapter, name, folder))["digest"]
+    for name in ("pinned", "warm"):
+        path = f"/v1/adapters/{name}/residency"
+        (await b.tenant.put(path, json={"residency": name})).raise_for_status()
+    return digests
+
+
+def engine_of(service: DemoService) -> psutil.Process:
+    children = psutil.Process(service.process.pid).children()
+    [engine] = [child for child in children if "engine.process" in child.cmdline()]
+    return engine
+
+
+def check_residents(stats: dict[str, Any], digests: dict[str, str]) -> None:
+    assert stats["resident"] == [digests["pinned"]] == stats["pinned"]
+    assert stats["warm"] == [digests["warm"]] and not stats["warming"]
+    assert stats["host_adapters"] == 3, "pinned, warm, and the one used last; not the cold one"
+
+
+async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
+    model_dir: Path, tmp_path: Path
+):
+    data_dir = tmp_path / "data"
+    async with running(model_dir, data_dir) as b:
+        digests = await set_up(b, tmp_path, model_dir)
+        texts = {name: await b.text(name) for name in ("pinned", "warm", "used", "base")}
+        assert len(set(texts.values())) == 4
+        await b.text("used")  # the last one to be used before the crash
+
+        calls = [
+            asyncio.create_task(b.ending(model, stream=stream))
+            for model in ("pinned", "used", "base")
+            for stream in (True, False)
+            for _ in range(4)
+        ]
+        async with asyncio.timeout(60):
+            while (await b.stats())["waiting"] < len(calls) - 4:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        assert not any(call.done() for call in calls)
+        engine_of(b.service).kill()
+        killed = time.monotonic()
+        endings = await asyncio.gather(*calls)
+        assert {code for code, _ in endings} == {"engine_unavailable"}
+        assert max(ended for _, ended in endings) - killed < 1.0
+        refused = await b.complete("base")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+        seen = await b.readiness()
+        assert seen[0] == "unavailable" and seen[-1] == "ok"
+        check_residents(await b.stats(), digests)
+        reply = await b.complete("pinned")
+        assert float(reply.headers["x-loraplex-load-ms"]) == 0.0
+        for name, text in texts.items():
+            assert await b.text(name) == text
+        stats = await b.stats()
+        assert (stats["running"], stats["waiting"], stats["kv_blocks_used"]) == (0, 0, 0)
+        await b.text("used")
+
+    async with running(model_dir, data_dir) as b:  # the whole service, started again
+        check_residents(await b.stats(), digests)
+        assert await b.text("pinned") == texts["pinned"]
