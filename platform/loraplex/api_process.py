@@ -7,6 +7,7 @@ requests go on for the drain limit, gives those that are left a last frame, and 
 import asyncio
 import contextlib
 import gc
+import os
 import resource
 import socket
 import sys
@@ -19,8 +20,10 @@ import uvicorn
 import uvloop
 
 from adapter_store.base_model import BaseModel, read_base_model
-from adapter_store.blob_url import open_blob_store
+from adapter_store.blob_url import BlobBucket, open_blob_store
 from adapter_store.blobs import BlobStore
+from adapter_store.references.policy import SourcePolicy
+from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.parent import die_with_parent
@@ -51,11 +54,21 @@ async def open_backends(
     await engine.start()
     try:
         yield Backends(
-            engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=base
-        )
+            engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=base,
+            sources=_sources(settings),
+        )  # fmt: skip
     finally:
         await engine.close()
         await registry.close()
+
+
+def _sources(settings: Settings) -> AdapterSources:
+    file, blob_url = settings.sources.sources_file, settings.storage.blob_url
+    return AdapterSources(
+        SourcePolicy() if file is None else SourcePolicy.load(Path(file), os.environ),
+        roots=[Path(root) for root in settings.sources.adapter_roots],
+        own_bucket=None if blob_url is None else BlobBucket.parse(blob_url).bucket,
+    )
 
 
 class _DrainingServer(uvicorn.Server):

@@ -16,7 +16,11 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
+from adapter_store.registry.registrations import Registrations
+from adapter_store.registry.transactions import utc_now
 from loraplex.adapters.controller import AdapterController
+from loraplex.adapters.registrar import Registrar, owner_of
+from loraplex.adapters.registrations import RegistrationController
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
 from loraplex.docs_page import DocsPage
@@ -46,6 +50,7 @@ _V1: Sequence[ControllerRouterHandler] = (
     CompletionsController,
     ModelsController,
     AdapterController,
+    RegistrationController,
 )
 
 
@@ -60,6 +65,12 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             ResidencyKeeper(
                 backends.engine, backends.registry, backends.base_model.fingerprint
             ) as residency,
+            Registrar(
+                Registrations(
+                    backends.registry.database, owner_of(settings.storage.uploads_dir), utc_now
+                ),
+                settings.sources,
+            ) as registrar,
         ):
             app.state.services = Services(
                 settings=settings,
@@ -67,6 +78,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
                 residency=residency,
+                registrar=registrar,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )

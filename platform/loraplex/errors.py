@@ -42,6 +42,7 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.VersionInUse, 409),
     (store.AliasConflict, 409),
     (store.ResidencyLimit, 409),
+    (store.RegistrationNotFound, 404),
     (store.RegistryError, 400),
 )
 _FULL_QUEUES = frozenset(("queue_full", "tenant_queue_full", "adapter_queue_full"))
@@ -135,6 +136,12 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(
                 503, "registry_unavailable", "the registry does not answer", headers=_RETRY
             )
+        case store.TooManyRegistrations():
+            return ApiError(429, error.code, error.message, headers=_RETRY)
+        case store.SourceError(code="source_not_allowed"):
+            return ApiError(403, error.code, error.message, param=error.field)
+        case store.SourceError():
+            return ApiError(400, error.code, error.message, param=error.field)
         case store.AdapterStoreError():
             return _from_store(error)
         case HTTPException():

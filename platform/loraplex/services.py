@@ -1,15 +1,18 @@
 """What a running service is made of: opened once by the lifespan, handed to handlers by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
 from adapter_store.base_model import BaseModel
 from adapter_store.blobs import BlobStore
 from adapter_store.model_ref import BASE_NAME
+from adapter_store.references.policy import SourcePolicy
+from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
 from engine.text.tokenizer import Tokenizer
+from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
 from loraplex.settings import Settings
@@ -25,6 +28,7 @@ class Backends:
     blobs: BlobStore
     tokenizer: Tokenizer
     base_model: BaseModel
+    sources: AdapterSources = field(default_factory=lambda: AdapterSources(SourcePolicy()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class Services:
     authenticator: Authenticator
     usage: UsageRecorder
     residency: ResidencyKeeper
+    registrar: Registrar
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int

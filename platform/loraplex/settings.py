@@ -73,6 +73,21 @@ class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Without a byte for so long the upload is given up."""
 
 
+class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Registration by reference."""
+
+    sources_file: str | None = None
+    """Who may name what, with whose credentials (`adapter_store.references.policy`)."""
+    adapter_roots: tuple[str, ...] = ()
+    """Folders under which admins may name `file://` sources."""
+    source_seconds: Seconds = 900.0
+    """Both files must have arrived by then. Their bytes are capped as an upload's are."""
+    max_tenant_registrations: Positive = 16
+    """Under way at a time, of one tenant."""
+    max_parallel_sources: Positive = 4
+    """Fetched at a time, by one process."""
+
+
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Caps on one connection, whoever is at its other end."""
 
@@ -121,6 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     requests: RequestLimits = msgspec.field(default_factory=RequestLimits)
     uploads: UploadLimits = msgspec.field(default_factory=UploadLimits)
+    sources: SourceSettings = msgspec.field(default_factory=SourceSettings)
     connections: ConnectionLimits = msgspec.field(default_factory=ConnectionLimits)
     streams: StreamSettings = msgspec.field(default_factory=StreamSettings)
 

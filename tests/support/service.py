@@ -18,6 +18,8 @@ from safetensors.numpy import save as save_safetensors
 
 from adapter_store.base_model import BaseModel, LinearShape
 from adapter_store.blobs import LocalBlobStore
+from adapter_store.references.policy import SourcePolicy
+from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.records import UsageRecord
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
@@ -33,6 +35,7 @@ from loraplex.settings import (
     ModelSettings,
     RequestLimits,
     Settings,
+    SourceSettings,
     StorageSettings,
     StreamSettings,
     UploadLimits,
@@ -140,6 +143,8 @@ async def running_service(
     uploads: UploadLimits | None = None,
     streams: StreamSettings | None = None,
     connections: ConnectionLimits | None = None,
+    sources: AdapterSources | None = None,
+    source_settings: SourceSettings | None = None,
 ) -> AsyncIterator[TestService]:
     for folder in ("blobs", "cache", "uploads"):
         (root / folder).mkdir(exist_ok=True)
@@ -159,6 +164,7 @@ async def running_service(
         uploads=uploads or UploadLimits(),
         streams=streams or StreamSettings(),
         connections=connections or ConnectionLimits(),
+        sources=source_settings or SourceSettings(),
     )
     registry = Registry(Database(url), reserved_names=("tiny", "tiny-chat", "org/Tiny-Chat"))
     keys = {"admin": ADMIN_KEY}
@@ -170,8 +176,9 @@ async def running_service(
     blobs = LocalBlobStore(root / "blobs")
     tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer"))
     backends = Backends(
-        engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE
-    )
+        engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
+        sources=sources or AdapterSources(SourcePolicy()),
+    )  # fmt: skip
     app = create_app(settings, lambda: contextlib.nullcontext(backends))
     async with _served(app, settings.connections) as base_url:
         yield TestService(base_url, app, engine, registry, blobs, tokenizer, root, keys)

@@ -14,6 +14,7 @@ from adapter_store.model_ref import check_adapter_name
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.publishing import publish, remove_unused, upload_folder
+from loraplex.adapters.registrations import Registration, begin_registration
 from loraplex.adapters.residency import check_may_change, limits_of
 from loraplex.adapters.upload import receive_upload
 from loraplex.auth import Caller, requires_tenant_scope
@@ -55,6 +56,7 @@ class AdapterController(Controller):
         responses={
             **_ERRORS,
             200: ResponseSpec(schemas.UploadReply, description="The newest version is the same."),
+            202: ResponseSpec(Registration, description="A reference: see `url` for its progress."),
             **errors(OpenAIError, 408, 413, 422),
         },
         request_max_body_size=None,
@@ -64,9 +66,12 @@ class AdapterController(Controller):
         request: Request[Caller, None, Any],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
-    ) -> Response[schemas.UploadReply]:
-        """Make a PEFT adapter the next version of a name."""
+    ) -> Response[schemas.UploadReply] | Response[Registration]:
+        """Make a PEFT adapter the next version of a name: uploaded as a form, or, as JSON with a
+        `name` and a `source`, fetched from where that says."""
         settings = services.settings
+        if request.content_type[0] == "application/json":
+            return await begin_registration(request, services, tenant)
         max_rank = services.backends.engine.info.max_lora_rank
         async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
             upload = await receive_upload(

@@ -17,6 +17,7 @@ from rich.console import Console
 from adapter_store.base_model import read_base_model
 from adapter_store.blob_url import BlobBucket
 from adapter_store.errors import BaseModelError, RegistryUnavailable
+from adapter_store.references.policy import PolicyError, SourcePolicy
 from adapter_store.registry.records import CreatedKey
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
@@ -26,7 +27,7 @@ from engine.logs import configure_logs
 from engine.text.errors import TextError
 from engine.text.tokenizer import Tokenizer
 from loraplex.database import DatabaseNotMigrated, check, is_embedded, upgrade
-from loraplex.settings import Settings, SettingsError
+from loraplex.settings import Settings, SettingsError, SourceSettings
 from loraplex.supervisor.data_dir import (
     DataDir,
     DataDirError,
@@ -50,6 +51,8 @@ class ServeOptions:
     """A folder, or a name on the Hugging Face hub."""
     data_dir: Path
     served_model_names: tuple[str, ...] = ()
+    adapter_roots: tuple[str, ...] = ()
+    """Where admins may register adapters from by `file://`."""
     host: str = "127.0.0.1"
     port: int = 8000
     drain_seconds: float = 30.0
@@ -163,6 +166,7 @@ def _settings(
     settings = Settings.from_env(
         os.environ,
         served_model_names=options.served_model_names,
+        **({"adapter_roots": options.adapter_roots} if options.adapter_roots else {}),
         database_url=os.environ.get("LORAPLEX_DATABASE_URL")
         or os.environ.get("DATABASE_URL", data.database_url),
         blobs_dir=str(data.blobs),
@@ -172,12 +176,24 @@ def _settings(
         model_dir=str(model_dir),
     )
     check_admin_key(settings.auth.admin_key)
+    _check_sources(settings.sources)
     if settings.storage.blob_url is not None:
         try:
             BlobBucket.parse(settings.storage.blob_url)
         except ValueError as error:
             raise ServeError(f"LORAPLEX_BLOB_URL: {error}") from None
     return settings
+
+
+def _check_sources(sources: SourceSettings) -> None:
+    for root in sources.adapter_roots:
+        if not Path(root).is_absolute() or not Path(root).is_dir():
+            raise ServeError(f"--adapter-root {root}: give the absolute path of a folder")
+    if sources.sources_file is not None:
+        try:
+            SourcePolicy.load(Path(sources.sources_file), os.environ)
+        except PolicyError as error:
+            raise ServeError(f"LORAPLEX_SOURCES_FILE: {error}") from None
 
 
 async def _prepare_schema(database_url: str) -> None:

@@ -1,0 +1,53 @@
+"""Fetch an adapter from where a reference says, then check and publish it as an upload is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapter_store.errors import SourceError
+from adapter_store.references.reference import Reference
+from adapter_store.registry.registrations import Outcome
+from loraplex.adapters.publishing import publish, upload_folder
+from loraplex.adapters.registrar import Progress
+from loraplex.adapters.upload import Upload
+from loraplex.services import Services
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a caller asked for, checked."""
+
+    tenant: str
+    name: str
+    reference: Reference
+    publish: bool
+    is_admin: bool
+    actor: str
+
+
+async def fetch_and_publish(services: Services, order: Order, progress: Progress) -> Outcome:
+    """Raises `SourceError`, and what `publish` raises; nothing is left on the disk then."""
+    settings = services.settings
+    async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
+        progress.state = "fetching"
+        try:
+            fetched = await services.backends.sources.fetch(
+                order.reference, order.tenant, folder,
+                is_admin=order.is_admin,
+                max_bytes=settings.uploads.max_upload_bytes,
+                seconds=settings.sources.source_seconds,
+                progress=progress.take,
+            )  # fmt: skip
+        except OSError as error:
+            raise SourceError(
+                "upload_storage", f"the source's files cannot be stored: {error.strerror}"
+            ) from error
+        progress.state = "checking"
+        upload = Upload(order.name, order.publish, fetched.config, fetched.weights, None)
+        registered = await publish(
+            services, order.tenant, upload, folder,
+            max_rank=services.backends.engine.info.max_lora_rank, actor=order.actor,
+        )  # fmt: skip
+    await services.residency.refresh()
+    return Outcome(
+        str(fetched.reference), registered.version, registered.digest, registered.created
+    )

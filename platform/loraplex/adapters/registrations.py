@@ -1,0 +1,148 @@
+"""`/v1/registrations`: how registrations by reference are going. They begin at `/v1/adapters`."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+from litestar import Controller, get
+from litestar.connection import Request
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.response import Response
+
+from adapter_store.model_ref import check_adapter_name
+from adapter_store.references.reference import parse_reference
+from adapter_store.registry.records import TenantInfo
+from adapter_store.registry.registrations import RegistrationInfo, State
+from loraplex.adapters.by_reference import Order, fetch_and_publish
+from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.json_body import decode, read_capped
+from loraplex.openapi import OpenAIError, errors, operation
+from loraplex.services import Services
+
+_MAX_BODY_BYTES = 16 * 2**10
+_ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
+
+
+class RegistrationOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter to fetch: hf://org/name@revision, s3://bucket/prefix or file:///folder."""
+
+    name: str
+    source: str
+    publish: bool = True
+
+
+class RegistrationFailure(msgspec.Struct, frozen=True):
+    """Why a registration failed; `code` is stable, `param` names the field at fault."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A registration by reference: `ready` with a version, `failed` with an error, or under way."""
+
+    id: str
+    url: str
+    """Where to ask how it is going."""
+    name: str
+    source: str
+    state: State
+    received_bytes: int
+    total_bytes: int | None
+    """Of both files, once the source has said it."""
+    version: int | None
+    digest: str | None
+    unchanged: bool | None
+    """Whether the newest version had the same files already."""
+    error: RegistrationFailure | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class RegistrationList(msgspec.Struct, frozen=True):
+    """A tenant's newest registrations, newest first."""
+
+    data: list[Registration]
+
+
+class RegistrationController(Controller):
+    """A tenant's registrations by reference."""
+
+    path = "/v1/registrations"
+    guards = (requires_tenant_scope,)
+    tags = ("adapters",)
+
+    @get(operation_id=operation("listRegistrations"), responses=_ERRORS)
+    async def list(
+        self,
+        request: Request[Caller, None, Any],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> RegistrationList:
+        """List the tenant's newest registrations by reference."""
+        found = await services.registrar.registrations.newest(tenant.name)
+        return RegistrationList([_shown(info, request.path_params) for info in found])
+
+    @get("/{registration_id:str}", operation_id=operation("getRegistration"), responses=_ERRORS)
+    async def show(
+        self,
+        request: Request[Caller, None, Any],
+        registration_id: FromPath[str],
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+    ) -> Registration:
+        """Show how a registration by reference is going, or how it ended."""
+        found = await services.registrar.registrations.get(tenant.name, registration_id)
+        return _shown(found, request.path_params)
+
+
+async def begin_registration(
+    request: Request[Caller, None, Any], services: Services, tenant: TenantInfo
+) -> Response[Registration]:
+    """Take on what the body of a call names; the reply is a 202 with the URL of its progress."""
+    body = await read_capped(request, services.settings.requests, _MAX_BODY_BYTES)
+    wanted = decode(body or b"{}", RegistrationOrder)
+    check_adapter_name(wanted.name, services.base_names)
+    is_admin = request.user.is_admin
+    reference = parse_reference(wanted.source)
+    services.backends.sources.check(reference, tenant.name, is_admin=is_admin)
+    order = Order(
+        tenant=tenant.name,
+        name=wanted.name,
+        reference=reference,
+        publish=wanted.publish,
+        is_admin=is_admin,
+        actor=request.user.actor,
+    )
+    begun = await services.registrar.begin(
+        tenant.name, wanted.name, reference, partial(fetch_and_publish, services, order)
+    )
+    shown = _shown(begun, request.path_params)
+    return Response(shown, status_code=202, headers={"location": shown.url})
+
+
+def _shown(info: RegistrationInfo, path_params: Mapping[str, Any]) -> Registration:
+    tenant = path_params.get("tenant_name")
+    prefix = "" if tenant is None else f"/t/{tenant}"
+    error = None
+    if info.error_code is not None:
+        error = RegistrationFailure(info.error_code, info.error_message or "", info.error_field)
+    return Registration(
+        id=info.registration_id,
+        url=f"{prefix}/v1/registrations/{info.registration_id}",
+        name=info.name,
+        source=info.source,
+        state=info.state,
+        received_bytes=info.received_bytes,
+        total_bytes=info.total_bytes,
+        version=info.version,
+        digest=info.digest,
+        unchanged=None if info.is_new is None else not info.is_new,
+        error=error,
+        created_at=info.created_at,
+        updated_at=info.updated_at,
+    )
