@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import zmq
 
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable, RequestRefused
+from engine.hang_watch import end_when_hung
 from engine.messages import (
     Abort,
     Accepted,
@@ -27,6 +29,7 @@ from engine.messages import (
     Hello,
     Outputs,
     RequestOutput,
+    SetResidency,
     Welcome,
 )
 from engine.scheduled_batch import ScheduledBatch
@@ -35,10 +38,12 @@ from engine.zmq_client import ZmqEngineClient
 from tests.support.engine_server import ServerThread, engine_process, run_dir, server_thread
 from tests.support.scripted_engine import (
     EOS,
+    FakeWeights,
     ScriptedRunner,
     digest_of,
     echo,
     endless,
+    load_fake_adapter,
     put_fake_adapter,
     request,
 )
@@ -460,6 +465,54 @@ async def test_a_long_step_makes_the_engine_not_ready_but_loses_nothing() -> Non
             engine.send(Outputs(1, [RequestOutput(1, [ChoiceDelta(0, [7])], finished=True)]))
             assert (await anext(stream)).deltas[0].token_ids == [7]
             assert client.is_ready
+
+
+async def test_every_new_engine_is_reported_with_its_disk_and_told_what_to_keep() -> (
+    None
+):
+    with fake_engine() as (engine, path):
+        async with client_of(path, ready=False) as client:
+            joined: list[list[str]] = []
+            client.on_join(lambda recent: joined.append(list(recent)))
+            client.set_residency([A], [])  # nobody is there: the next welcome asks again
+            await engine.receive(Hello)
+            engine.send(Welcome(1, INFO, 10, warming=True, recent=[B, A]))
+            await client.wait_ready(5)
+            assert joined == [[B, A]] and client.is_ready and client.is_warming
+            client.set_residency([A], [B], [B])
+            assert await engine.receive(SetResidency) == SetResidency([A], [B], [B])
+            engine.send(Alive(1))
+            await until(lambda: not client.is_warming)
+            engine.send(Welcome(1, INFO, 10), Welcome(2, INFO, 11, recent=[A]))
+            await until(lambda: len(joined) > 1)
+            assert joined == [[B, A], [A]]
+            client.on_join(lambda recent: joined.append(["late", *recent]))
+            assert joined[-1] == ["late", A]
+
+
+async def test_neither_an_idle_engine_nor_one_that_loads_for_long_counts_as_dead() -> None:
+    """Both last longer than a silence or a hanging step may."""
+    go_on = threading.Event()
+    ended: list[int] = []
+
+    def load(digest: str, folder: Path) -> FakeWeights:
+        assert go_on.wait(60)
+        return load_fake_adapter(digest, folder)
+
+    with server_thread(ScriptedRunner(echo), parts_options={"load": load}) as server:
+        end_when_hung(lambda: server.server.last_turn, 1.5, end=ended.append)
+        async with client_of(
+            server.socket_path, server.folder / "cache", dead_after=1.5, doubt_after=1.5
+        ) as client:
+            session = client._welcome  # pyright: ignore
+            await asyncio.sleep(2)
+            loading = asyncio.create_task(run(client, 7, adapter=A))
+            await asyncio.sleep(2)
+            assert (await run(client, 5)).error_code is None, "others are served meanwhile"
+            assert client.is_ready and not loading.done()
+            go_on.set()
+            assert (await loading).error_code is None
+            assert client._welcome is session and not ended  # pyright: ignore
 
 
 async def test_stats_do_not_wait_for_ever() -> None:
