@@ -229,3 +229,33 @@ async def test_what_came_before_a_failure_is_sent_before_it(tmp_path):
         text, error = found
         assert (text["choices"][0]["index"], text["choices"][0]["text"]) == (0, "Hello")
         assert error["error"]["code"] == "sampling_failed"
+
+
+async def test_a_reader_that_falls_behind_gets_all_of_it_in_order(tmp_path):
+    async with running_service(tmp_path) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=2**12)
+        body = json.dumps({"model": "base", "prompt": "go", "stream": True}).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (service.keys["acme:inference"].encode(), len(body), body)
+        )
+        await until(lambda: service.engine.open_requests)
+        tokens = service.tokenizer.encode("the quick brown fox ", False)
+        rounds = 40_000  # more than all buffers hold
+        for number in range(rounds):
+            service.engine.say(1, tokens)
+            if number % 500 == 0:
+                await asyncio.sleep(0)
+        service.engine.say(1, [2], reason="stop", stop_token_id=2, finished=True)
+        raw = await reader.read(-1)
+        writer.close()
+        texts = [
+            json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+            for line in raw.splitlines()
+            if line.startswith(b"data: {")
+        ]
+        assert "".join(texts) == "the quick brown fox " * rounds
+        assert len(texts) < rounds  # what waited was merged
+        assert b"data: [DONE]" in raw

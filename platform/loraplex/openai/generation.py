@@ -6,7 +6,7 @@ Outputs become text here (detokenised, cut at stop strings); how the text is sen
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import msgspec
@@ -28,6 +28,15 @@ class Piece(NamedTuple):
     logprobs: list[TokenLogprob]
     """Of the tokens whose text is in `text`; empty where none were asked for."""
     finish_reason: FinishReason | None
+
+
+Sink = Callable[[list[Piece]], bool]
+"""Takes pieces at once, or says that it cannot."""
+
+
+def refuse(pieces: list[Piece]) -> bool:
+    """A sink that takes nothing."""
+    return False
 
 
 class Choice:
@@ -82,8 +91,10 @@ class Generation:
         self._cached = [0] * len(requests)
         self._timings: dict[int, RequestTiming] = {}
         self._streams: list[RequestStream] = []
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[list[Piece]] | None = None
+        self._sink: Sink = refuse
         self._is_aborted = False
+        self._is_given_up = False
         self._error: Exception | None = None
         """To be raised once what came before it has been returned."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -134,20 +145,26 @@ class Generation:
             self._streams.append(outcome)
         self._started = self._first = self._last = time.monotonic()
         for stream in self._streams:
-            stream.listen(self._changed.set)
+            stream.listen(self._wake)
 
-    async def next(self) -> list[Piece]:
+    async def next(self, sink: Sink = refuse) -> list[Piece]:
         """What arrived since the last call; [] once done or aborted.
+
+        What arrives while this waits is offered to `sink`, in the very turn of the event loop that
+        brought it: waking a task for each token would cost as much as the token's text. What it
+        refuses is returned, and so are the call's last pieces.
 
         Raises `EngineError` or `ApiError` when the engine gives the call up.
         """
-        while self._open and not self._is_aborted:
-            self._changed.clear()
+        self._sink = sink
+        while self._is_underway:
             if pieces := self._take():
                 return pieces
-            if self._open and not self._is_aborted:
-                await self._changed.wait()
-        if self.has_expired and self._error is not None:
+            if self._is_underway:
+                self._waiter = asyncio.get_running_loop().create_future()
+                if pieces := await self._waiter:
+                    return pieces
+        if self._is_given_up and self._error is not None:
             raise self._error
         return []
 
@@ -160,7 +177,13 @@ class Generation:
     def _expire(self, deadline: Deadline) -> None:
         if self._open and not self._is_aborted:
             self.has_expired = True
-            self._error = deadline.exceeded()
+            self.give_up(deadline.exceeded())
+
+    def give_up(self, error: Exception) -> None:
+        """End what is not over: `next` raises the error."""
+        if self._open and not self._is_aborted:
+            self._is_given_up = True
+            self._error = error
             self.abort()
 
     def abort(self) -> None:
@@ -171,7 +194,27 @@ class Generation:
             self._is_aborted = True
         for number in self._open:
             self._engine.abort(self._requests[number].request_id)
-        self._changed.set()
+        self._wake()
+
+    @property
+    def _is_underway(self) -> bool:
+        return bool(self._open) and not self._is_aborted
+
+    def _wake(self) -> None:
+        # Taking may abort a request, whose stream then calls this again: there is nobody to wake.
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            return
+        pieces: list[Piece] = []
+        try:
+            if self._is_underway:
+                pieces = self._take()
+                if self._is_underway and (not pieces or self._sink(pieces)):
+                    self._waiter = waiter
+                    return
+        except Exception as error:
+            self._error, pieces = error, []
+        waiter.set_result(pieces)
 
     def _take(self) -> list[Piece]:
         """What is there; raises once nothing precedes the error."""

@@ -14,6 +14,7 @@ from litestar.types import Receive, Scope, Send
 
 from loraplex.drain import SERVER_SEND
 from loraplex.errors import as_api_error, client_gone, openai_body
+from loraplex.http_protocol import body_writer
 from loraplex.logs import log_unexpected
 from loraplex.openai.call import Call
 from loraplex.openai.generation import Generation, Piece
@@ -61,7 +62,9 @@ class EventStream(ASGIResponse):
     async def _send_events(self, sender: "_EventSender", scope: Scope) -> None:
         try:
             await sender.send(self._reply.opening(len(self._call.generation.choices)))
-            while pieces := await self._call.generation.next():
+            while pieces := await self._call.generation.next(
+                lambda pieces: sender.send_now(self._events(pieces))
+            ):
                 await sender.send(self._events(pieces))
         except Exception as error:
             # The status is out: what went wrong can only be said in the stream, without [DONE].
@@ -93,6 +96,7 @@ class _EventSender:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._write = body_writer(send)
         self._sent_at = time.monotonic()
         self._is_sending = False
 
@@ -103,6 +107,13 @@ class _EventSender:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self._is_sending = False
         self._sent_at = time.monotonic()
+
+    def send_now(self, events: bytes) -> bool:
+        """Send without waiting; False where that cannot be."""
+        if self._is_sending or (events and not self._write(events)):
+            return False
+        self._sent_at = time.monotonic()
+        return True
 
     async def keep_alive(self, seconds: float) -> None:
         while True:
@@ -116,10 +127,15 @@ async def send_whole(call: Call, reply: ReplyFormat, receive: Receive) -> ASGIRe
     """Wait for the whole call and return its reply; raises what ended it early."""
     watcher = asyncio.create_task(_abort_on_disconnect(receive, call.generation))
     pieces: list[list[Piece]] = [[] for _ in call.generation.choices]
+
+    def keep(arrived: list[Piece]) -> bool:
+        for piece in arrived:
+            pieces[piece.choice_index].append(piece)
+        return True
+
     try:
-        while arrived := await call.generation.next():
-            for piece in arrived:
-                pieces[piece.choice_index].append(piece)
+        while arrived := await call.generation.next(keep):
+            keep(arrived)
     except Exception:
         call.fail()
         raise
