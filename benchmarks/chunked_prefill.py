@@ -43,12 +43,13 @@ class ReplayingRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         taken: list[float] = []
+        results: list[StepResult] = []
         for _ in range(self.replays):
             start = time.perf_counter()
-            result = self._runner.execute(batch)
+            results.append(self._runner.execute(batch))
             taken.append(time.perf_counter() - start)
         self.seconds.append(statistics.median(taken))
-        return result
+        return results[-1]
 
 
 @dataclass(slots=True)
@@ -99,15 +100,14 @@ class ArrivalLab:
         runner.replays, runner.seconds = replays, []
         arrived = time.perf_counter()
         newcomer = lab.add(random_prompt(self._vocab_size, PROMPT_TOKENS, seed, -1), 8)
-        has_begun = False
+        ttft: float | None = None
         gaps: list[float] = []
-        while not has_begun or len(gaps) < DECODING:
+        while ttft is None or len(gaps) < DECODING:
             outputs = lab.step()
             now = time.perf_counter()
             for _, output in outputs:
                 if output.request_id == newcomer:
-                    has_begun = True
-                    ttft = now - arrived
+                    ttft = ttft or now - arrived
                 else:
                     gaps.append(now - last_token[output.request_id])
                     last_token[output.request_id] = now

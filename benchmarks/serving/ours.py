@@ -73,9 +73,9 @@ class OurService:
 
     def usage(self) -> Usage:
         """CPU time and work so far."""
-        seconds = [sum(self.process(name).cpu_times()[:2]) for name in _MODULES]
+        engine, api = (sum(self.process(name).cpu_times()[:2]) for name in _MODULES)
         stats = self.stats()
-        return Usage(*seconds, stats["steps"], stats["output_tokens"])
+        return Usage(engine, api, stats["steps"], stats["output_tokens"])
 
     def memory(self, field: str, name: str = "engine") -> int:
         """Bytes of a process by a field of its `/proc/PID/status`: `RssAnon` is what it holds
