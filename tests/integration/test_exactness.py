@@ -125,27 +125,66 @@ async def test_every_stream_of_a_crowded_service_equals_peft(family: str, tmp_pa
                 assert_exact(token_ids, reference.greedy(case.prompt, case.max_tokens))
 
 
-async def test_a_seeded_stream_is_the_same_alone_in_a_crowd_and_after_preemption(tmp_path: Path):
+async def stream_text(
+    client: openai.AsyncOpenAI, case: Case, **options: object
+) -> tuple[str, str | None]:
+    """The text of one stream as its pieces join, and why it ended."""
+    stream = await client.completions.create(
+        model=case.model, prompt=case.prompt, max_tokens=case.max_tokens, stream=True, **options
+    )  # type: ignore[call-overload]
+    text, reason = "", None
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.text
+            reason = choice.finish_reason or reason
+    return text, reason
+
+
+async def test_a_text_is_the_same_alone_in_a_crowd_and_after_preemption(tmp_path: Path):
+    """Greedy and seeded, with penalties and a stop string, three adapters on two slots."""
     model_dir = make_tiny_model(tmp_path / "model")
-    adapter = make_tiny_adapter(tmp_path / "qv", model_dir, **ADAPTERS["qv"])
+    adapters = {
+        name: make_tiny_adapter(tmp_path / name, model_dir, seed=seed, **config)
+        for seed, (name, config) in enumerate(ADAPTERS.items())
+    }
     cases = [
-        Case("qv" if number % 2 else "base", list(range(number, number + 20)), 60)
-        for number in range(12)
+        Case(["base", *ADAPTERS][number % 4], list(range(number, number + 20)), 60)
+        for number in range(10)
+    ]
+    options: list[dict[str, Any]] = [
+        {
+            "seed": number,
+            "temperature": number % 3 / 2,
+            "frequency_penalty": 0.6 if number % 2 else 0.0,
+            "extra_body": {"ignore_eos": True, "repetition_penalty": 1.1 if number % 5 else 1.0},
+        }
+        for number in range(len(cases))
     ]
     with demo_service(model_dir, "base", ENGINE) as service:
         key = create_tenant(service, "acme")
         with ApiClient(service.url, key) as api:
-            api.push_adapter("qv", adapter)
-        sampling = {"temperature": 1.0, "top_p": 0.9}
+            for name, folder in adapters.items():
+                api.push_adapter(name, folder)
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
-            alone = [
-                await stream_ids(client, case, seed=seed, **sampling)
-                for seed, case in enumerate(cases)
+            whole = [
+                await stream_text(client, case, **given)
+                for case, given in zip(cases, options, strict=True)
             ]
-            crowd = await asyncio.gather(
-                *(stream_ids(client, c, seed=seed, **sampling) for seed, c in enumerate(cases))
-            )
+            # A stop string that each text has, in half of the calls.
+            for (text, _), given in list(zip(whole, options, strict=True))[::2]:
+                given["stop"] = [text[40:43], "never said"]
+            alone = [
+                await stream_text(client, case, **given)
+                for case, given in zip(cases, options, strict=True)
+            ]
+            assert engine_stats(service)["preemptions"] == 0
+            pairs = zip(cases, options, strict=True)
+            crowd = await asyncio.gather(*(stream_text(client, c, **given) for c, given in pairs))
         stats = engine_stats(service)
     assert stats["preemptions"] > 0
+    assert stats["running"] == stats["waiting"] == stats["kv_blocks_used"] == 0
     assert crowd == alone
-    assert len({tuple(reply) for reply in alone}) == len(cases)
+    assert {reason for _, reason in alone} == {"stop", "length"}
+    for (text, _), (cut, _) in zip(whole, alone, strict=True):
+        assert text.startswith(cut)
+    assert len({text for text, _ in alone}) == len(cases)
