@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from engine.errors import RequestRefused
+from engine.messages import ChoiceDelta, RequestOutput
 from loraplex.settings import StreamSettings
 from tests.support.fake_engine import FakeEngine, info
 from tests.support.service import running_service
@@ -229,6 +230,23 @@ async def test_what_came_before_a_failure_is_sent_before_it(tmp_path):
         text, error = found
         assert (text["choices"][0]["index"], text["choices"][0]["text"]) == (0, "Hello")
         assert error["error"]["code"] == "sampling_failed"
+
+
+async def test_text_and_a_failure_in_one_output_are_both_sent(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        body = {"model": "base", "prompt": "one", "n": 2, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            stream = events(response)
+            service.engine.say(1, service.tokenizer.encode("Hello", False))
+            assert payload(await anext(stream))["choices"][0]["text"] == "Hello"
+            deltas = [
+                ChoiceDelta(0, service.tokenizer.encode(" there", False)),
+                ChoiceDelta(1, [], finish_reason="abort"),
+            ]
+            service.engine.push(RequestOutput(1, deltas, finished=True))
+            text, error = [payload(event) async for event in stream]
+        assert text["choices"][0]["text"] == " there"
+        assert error["error"]["code"] == "engine_stopped"
 
 
 async def test_a_reader_that_falls_behind_gets_all_of_it_in_order(tmp_path):

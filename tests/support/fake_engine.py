@@ -134,8 +134,14 @@ class FakeEngine:
 
     def break_down(self, request_id: int, code: str) -> None:
         """End a request with an error code, as the engine does."""
-        output = RequestOutput(request_id, finished=True, error_code=code, error="it broke")
-        self._streams.pop(request_id).push(output)
+        self.push(RequestOutput(request_id, finished=True, error_code=code, error="it broke"))
+
+    def push(self, output: RequestOutput) -> None:
+        """Send this."""
+        stream = self._streams[output.request_id]
+        if output.finished:
+            del self._streams[output.request_id]
+        stream.push(output)
 
     def die(self) -> None:
         """The engine is lost."""

@@ -209,7 +209,8 @@ class Generation:
         try:
             if self._is_underway:
                 pieces = self._take()
-                if self._is_underway and (not pieces or self._sink(pieces)):
+                goes_on = self._is_underway and self._error is None
+                if goes_on and (not pieces or self._sink(pieces)):
                     self._waiter = waiter
                     return
         except Exception as error:
