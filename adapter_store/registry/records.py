@@ -140,6 +140,8 @@ class AdapterInfo:
 class ResidencyLimits:
     """How many different adapters may be kept, over all tenants. Bytes are those of files."""
 
+    base_fingerprint: str
+    """Only adapters of this base model count, and only they can be kept."""
     max_pinned: int
     max_warm: int
     max_bytes: int

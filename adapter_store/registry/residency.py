@@ -52,7 +52,8 @@ async def set_residency(
         adapter.residency = wanted
         await session.flush()
         if wanted != "auto":
-            _check(await _kept(session), adapter, wanted, limits)
+            kept = await _kept(session, limits.base_fingerprint)
+            _check(kept, adapter, wanted, limits)
         change.record(session, "residency.set", tenant, name, residency=wanted, previous=previous)
     return await adapters.get(session, tenant, name)
 
@@ -69,7 +70,8 @@ def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: Resid
     if all(row.adapter_id != adapter.id for row in kept):
         raise ResidencyLimit(
             "no_default_version",
-            f"{adapter.name!r} has no version that its alias {DEFAULT_ALIAS!r} names: publish one",
+            f"the alias {DEFAULT_ALIAS!r} of {adapter.name!r} names no version for the base model "
+            "served now: publish one",
         )
     pinned = {row.digest for row in kept if row.residency == "pinned"}
     warm = {row.digest for row in kept if row.residency == "warm"} - pinned
@@ -92,14 +94,13 @@ def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: Resid
         )
 
 
-async def _kept(session: AsyncSession, base_fingerprint: str | None = None) -> list[_Kept]:
+async def _kept(session: AsyncSession, base_fingerprint: str) -> list[_Kept]:
     query = (
         select(Adapter.id, AdapterVersion.digest, AdapterVersion.bytes, Adapter.residency)
         .join(Alias, Alias.adapter_id == Adapter.id)
         .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
         .where(Alias.name == DEFAULT_ALIAS, Adapter.residency.in_(("pinned", "warm")))
+        .where(AdapterVersion.base_fingerprint == base_fingerprint)
         .order_by(Adapter.id)
     )
-    if base_fingerprint is not None:
-        query = query.where(AdapterVersion.base_fingerprint == base_fingerprint)
     return [_Kept(*row) for row in await session.execute(query)]
