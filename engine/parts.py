@@ -76,7 +76,7 @@ class EngineParts:
             core,
             host,
             max_pinned=max(0, config.max_loras - 1),
-            num_recent=limits.max_cpu_loras,
+            num_recent=limits.max_cpu_loras if config.max_loras else 0,
             warm_up_seconds=limits.warm_up_seconds,
             clock=clock,
         )

@@ -11,7 +11,7 @@ from tests.support.registry import FINGERPRINT, digest_of, open_registry, upload
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = ResidencyLimits(max_pinned=2, max_warm=2, max_bytes=1000)
+LIMITS = ResidencyLimits(base_fingerprint=FINGERPRINT, max_pinned=2, max_warm=2, max_bytes=1000)
 
 
 async def push(registry: Registry, name: str, content: str, tenant: str = "acme", **kwargs: bool):
@@ -77,7 +77,9 @@ async def test_warm_adapters_are_bounded_in_number_and_with_the_pinned_in_bytes(
         with pytest.raises(ResidencyLimit, match="1200 bytes") as caught:
             await keep(registry, "c", "warm")
         assert caught.value.code == "host_memory_exceeded"
-        tight = ResidencyLimits(max_pinned=1, max_warm=1, max_bytes=10**6)
+        tight = ResidencyLimits(
+            base_fingerprint=FINGERPRINT, max_pinned=1, max_warm=1, max_bytes=10**6
+        )
         with pytest.raises(ResidencyLimit) as caught:
             await keep(registry, "c", "warm", limits=tight)
         assert caught.value.code == "warm_limit_exceeded"
@@ -94,6 +96,9 @@ async def test_only_what_has_a_default_version_can_be_kept(registry_url: str):
                 await keep(registry, "a", wanted)
             assert caught.value.code == "no_default_version"
         assert await keep(registry, "a", "auto") == "auto"
+        await registry.register_version("acme", "b", upload("two"), "0" * 64)
+        with pytest.raises(ResidencyLimit, match="base model served now"):
+            await keep(registry, "b", "pinned")
         with pytest.raises(AdapterNotFound):
             await keep(registry, "nothing", "auto")
 

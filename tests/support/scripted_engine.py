@@ -126,7 +126,7 @@ def scripted_parts(
     config = config or SchedulerConfig(num_kv_blocks=512, max_num_seqs=16)
     info = EngineInfo(
         model=model,
-        fingerprint="0" * 64,
+        fingerprint="f" * 64,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS],
         max_model_len=config.max_model_len,

@@ -113,6 +113,7 @@ def limits_of(info: EngineInfo) -> ResidencyLimits:
     Warm adapters leave as many places in host memory as there are slots.
     """
     return ResidencyLimits(
+        base_fingerprint=info.fingerprint,
         max_pinned=max(0, info.max_loras - 1),
         max_warm=max(0, info.max_cpu_loras - info.max_loras),
         max_bytes=info.cpu_lora_bytes,
