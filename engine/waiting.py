@@ -98,8 +98,7 @@ class Waiting:
         self.num_waiting -= 1
         for pressure in (queue.pressure, tenant.pressure, self.pressure):
             pressure.leave(self._time.now)
-        if not queue or queue.order is self.resuming:
-            self._file(queue)
+        self._file(queue)  # its next head may resume where this one did not, or the reverse
         if not queue:
             tenant.contenders.leave(queue)
             if self._stopped is queue:

@@ -231,3 +231,21 @@ def test_tenants_and_queues_that_come_and_go_leave_nothing_behind():
     assert not engine.source.in_host and len(engine.source.forgotten) == 100
     assert not lifecycle.slots._adapters and not engine.core._scheduler._requests
     engine.assert_at_rest()
+
+
+def test_who_lost_its_blocks_resumes_first_also_behind_one_who_lost_its_slot():
+    engine = MemoryEngine()
+    for number in (1, 2):
+        engine.add(request(number, [number] * 5, adapter="a", max_tokens=9))
+    for _ in range(3):
+        engine.step()
+    lifecycle = engine.core._scheduler._lifecycle
+    first, second = lifecycle.running
+    lifecycle.preempt(second, for_blocks=True)
+    lifecycle.preempt(first)
+    engine.core.check_integrity()
+    engine.core.abort("c", 1)
+    assert lifecycle.waiting.resuming.min() is second.request.queue
+    engine.core.check_integrity()
+    engine.run()
+    engine.assert_as_alone(2)
