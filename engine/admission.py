@@ -38,7 +38,7 @@ class Admission:
             if queue is None:
                 return None
             if queue.order is waiting.unplaced:
-                can_reserve = gate.reserve(queue)
+                can_reserve = gate.reserve(queue, has_room=self._lifecycle.has_room(queue.head))
             elif queue.order is waiting.unfetched:
                 gate.hasten(queue)
             elif queue.tenant.can_run(queue.head.num_seats):

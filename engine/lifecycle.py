@@ -37,6 +37,7 @@ class Lifecycle:
         self.num_prompt_tokens = 0
         """Of all requests admitted so far; of these, `num_cached_tokens` were not computed."""
         self.num_cached_tokens = 0
+        self._max_num_seqs = config.max_num_seqs
         self._has_prefix_cache = config.enable_prefix_cache and not is_static
         self._time = time
         self._num_sequences = 0
@@ -47,6 +48,12 @@ class Lifecycle:
         sequence = self._new_sequence(request, choices, list(request.message.prompt_token_ids))
         self.waiting.push(sequence)
         self._apply_quota(request.queue.tenant)
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether seats, and blocks for its whole length + 1, are free without the prefix cache."""
+        num_blocks = self.blocks.blocks_for(len(sequence.token_ids) + 1)
+        has_seats = self.running.num_seats + sequence.num_seats <= self._max_num_seqs
+        return has_seats and self.blocks.can_allocate(num_blocks)
 
     def find_cached(self, sequence: Sequence) -> list[int]:
         """Published blocks that a waiting sequence could share.

@@ -161,6 +161,7 @@ class Scheduler:
         """The weights of a load are in their slot."""
         self._time.tick()
         self._lifecycle.slots.installed(digest)
+        self._lifecycle.gate.loaded(digest)
         self._lifecycle.waiting.refile(digest)
 
     def adapter_failed(self, digest: str, reason: str) -> None:
@@ -258,7 +259,10 @@ class Scheduler:
     # -- private
 
     def _collect_debts(self) -> None:
-        while (digest := self._lifecycle.gate.overdue_victim()) is not None:
+        gate = self._lifecycle.gate
+        claim = gate.oldest_claim
+        gate.begin_step(has_room=claim is not None and self._lifecycle.has_room(claim.head))
+        while (digest := gate.overdue_victim()) is not None:
             for sequence in self._lifecycle.running.of_adapter(digest):
                 self._lifecycle.preempt(sequence)
                 self._plan.preempted.append(sequence.sequence_id)

@@ -8,10 +8,16 @@ k times as many, and preempting for slots costs at most one victim for each `lim
 That would let one borrower take all that is lent past many claims, and run away from every one of
 them. So a claim is overdue too, whatever its place, once any single tenant was served more than
 `limit` tokens since the claim was made.
+
+Where a seat and blocks are free for the head that waits, tokens say little: few are served then,
+and slots are all that is short. Such a step leaves room unused, which is owed as well, as a share
+of the limit: so slots go round. What is preempted for that finds most of its prefix in the cache,
+for blocks are free, and seats lie idle: it costs next to nothing.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
+from math import isfinite
 
 
 class Account:
@@ -57,6 +63,11 @@ class SlotDebt:
         self._served += num_tokens
         if self._accounts:
             self._accounts[-1].lent[tenant] += num_tokens
+
+    def waste(self, share: float) -> None:
+        """A step begins with room for the oldest claim's head: it is owed a share of the limit."""
+        if isfinite(self._limit):
+            self._oldest_since -= self._limit * share
 
     @property
     def is_overdue(self) -> bool:

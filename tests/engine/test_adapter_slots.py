@@ -4,6 +4,7 @@ import pytest
 
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.scheduled_batch import SlotLoad
+from engine.slot_gate import IDLE_LOADS
 from tests.support.memory_engine import FakeSource, MemoryEngine, request
 
 
@@ -134,8 +135,8 @@ def test_one_b_is_served_within_its_bound_against_a_steady_flow_of_a(debt, same_
     engine.assert_as_alone(10_000)
 
 
-def test_with_time_to_drain_nobody_is_preempted_for_a_slot():
-    engine = MemoryEngine(max_loras=1, max_num_seqs=4, slot_debt_tokens=1000)
+def test_with_time_to_drain_and_no_seat_to_spare_nobody_is_preempted_for_a_slot():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=1, slot_debt_tokens=1000)
     _steady(engine, "a", 1, max_tokens=20)
     engine.step()
     _steady(engine, "b", 2)
@@ -237,8 +238,41 @@ def test_service_goes_on_past_a_queue_that_lacks_only_a_slot():
         engine.assert_as_alone(number)
 
 
+def test_slots_go_round_while_seats_and_blocks_are_to_spare():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
+    for number in range(6):
+        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=40)
+    for _ in range(3 * IDLE_LOADS + 12):
+        engine.step()
+    assert len(engine.first_token_at) == 6, "each had its turn long before the first was over"
+    engine.run()
+    assert engine.core.stats().preemptions > 6
+    ends = [engine.finished_at[number] for number in range(6)]
+    assert min(ends) > 0.6 * max(ends), "they share the slots"
+    for number in range(6):
+        engine.assert_as_alone(number)
+        assert engine.last(number).timing.queue["slot"] > 0
+
+
+def test_while_slots_are_all_that_is_short_the_fewest_sequences_are_paused():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
+    for number in (1, 2, 3):
+        _steady(engine, "many", number, tenant="x", max_tokens=60)
+    _steady(engine, "few", 4, tenant="y", max_tokens=60)
+    for _ in range(20):
+        engine.step()
+    _steady(engine, "new", 5, tenant="z", max_tokens=4)
+    while 5 not in engine.first_token_at:
+        engine.step()
+    assert sorted(engine.core.stats().resident) == ["many", "new"]
+    assert engine.core.stats().preemptions == 1
+    engine.run()
+    for number in range(1, 6):
+        engine.assert_as_alone(number)
+
+
 def test_the_victim_is_the_most_served_adapter():
-    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=60, num_kv_blocks=200)
+    engine = MemoryEngine(max_loras=2, max_num_seqs=4, slot_debt_tokens=60, num_kv_blocks=200)
     for number in (1, 2, 3):
         _steady(engine, "often", number, tenant="x", max_tokens=60)
     _steady(engine, "seldom", 4, tenant="y", max_tokens=60)

@@ -66,7 +66,7 @@ def test_load_is_the_time_until_the_weights_are_there():
 
 
 def test_slot_is_the_time_until_another_adapter_makes_room():
-    engine = MemoryEngine(max_loras=1)
+    engine = MemoryEngine(max_loras=1, max_num_seqs=1)
     engine.add(request(1, [1], adapter="a", max_tokens=10, tenant="x"))
     engine.step()
     engine.step()
