@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 ADAPTERS = ("pinned", "warm", "used", "cold")
 ENGINE = [
     "--dtype", "float32", "--max-num-seqs", "4", "--threads", "1", "--num-kv-blocks", "256",
-    "--max-loras", "2", "--drain-seconds", "2",
+    "--max-loras", "2", "--drain-seconds", "2", "--max-queued-per-tenant", "24",
 ]  # fmt: skip
 
 
@@ -40,12 +40,15 @@ class Bench:
     async def stats(self) -> dict[str, Any]:
         return (await self.admin.get("/admin/engine")).raise_for_status().json()
 
-    async def complete(self, model: str, max_tokens: int = 8, **fields: Any) -> httpx.Response:
+    async def complete(
+        self, model: str, max_tokens: int = 8, *, deadline: float = 60.0, **fields: Any
+    ) -> httpx.Response:
         asked = {
             "model": model, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True,
             "temperature": 0, **fields,
         }  # fmt: skip
-        return await self.tenant.post("/v1/completions", json=asked)
+        headers = {"x-request-timeout": f"{deadline:g}"}
+        return await self.tenant.post("/v1/completions", json=asked, headers=headers)
 
     async def text(self, model: str) -> str:
         reply = (await self.complete(model)).raise_for_status()
@@ -127,6 +130,8 @@ async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
         texts = {name: await b.text(name) for name in ("pinned", "warm", "used", "base")}
         assert len(set(texts.values())) == 4
         await b.text("used")  # the last one to be used before the crash
+        late = await b.complete("base", 3000, deadline=0.2)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
 
         calls = [
             asyncio.create_task(b.ending(model, stream=stream))
@@ -138,11 +143,19 @@ async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
             while (await b.stats())["waiting"] < len(calls) - 4:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
         assert not any(call.done() for call in calls)
+        beyond = [asyncio.create_task(b.complete("base", 3000)) for _ in range(8)]
+        done, _ = await asyncio.wait(beyond, return_when=asyncio.FIRST_COMPLETED)
+        for refused in map(asyncio.Task.result, done):
+            assert refused.json()["error"]["code"] == "tenant_queue_full"
+            assert (refused.status_code, refused.headers["x-loraplex-queue-limit"]) == (429, "24")
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+
         engine_of(b.service).kill()
         killed = time.monotonic()
         endings = await asyncio.gather(*calls)
         assert {code for code, _ in endings} == {"engine_unavailable"}
         assert max(ended for _, ended in endings) - killed < 1.0
+        assert {reply.status_code for reply in await asyncio.gather(*beyond)} == {429, 503}
         refused = await b.complete("base")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
