@@ -17,5 +17,6 @@ class Projection:
     def __call__(self, x: Tensor, batch: LoraBatch) -> Tensor:
         """[rows, in_features] -> [rows, out_features], each row with its own adapter."""
         y = self._linear(x)
-        add_lora(y, x, self.lora, batch)
+        if batch.num_segments:
+            add_lora(y, x, self.lora, batch)
         return y

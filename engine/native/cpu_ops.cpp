@@ -155,10 +155,11 @@ void loraplex_argmax(
 // Put keys and values, each [tokens, heads, channels], where slot_mapping says; the layout of a
 // block is told in attention.h. `head_stride` is in elements of the cache.
 void loraplex_store_kv(
-    int64_t is_bf16, int64_t tokens, int64_t heads, int64_t channels, const void* key, int64_t key_stride,
+    int64_t is_bf16, int64_t threads, int64_t tokens, int64_t heads, int64_t channels, const void* key, int64_t key_stride,
     const void* value, int64_t value_stride, const int64_t* slot_mapping, void* keys, void* values,
     int64_t head_stride) {
-    for (int64_t token = 0; token < tokens; token++) {
+    // A token writes a word to nearly as many cache lines as it has channels.
+    share_rows(tokens, 16 * heads * channels, threads, [&](int64_t token) {
         const int64_t block = slot_mapping[token] / BLOCK, offset = slot_mapping[token] % BLOCK;
         for (int64_t head = 0; head < heads; head++) {
             const int64_t at = head * head_stride + block * BLOCK * channels;
@@ -180,7 +181,7 @@ void loraplex_store_kv(
                 }
             }
         }
-    }
+    });
 }
 
 // Causal attention of all tokens of a step. `sequences`: their tokens are starts[i] to starts[i + 1]

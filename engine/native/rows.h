@@ -5,9 +5,7 @@
 
 template <class E>
 INLINE F rounded(F value) {
-    E part[LANES];
-    store(part, value);
-    return load(part);
+    return std::is_same<E, bf16>::value ? to_float(to_bf16(value)) : value;
 }
 
 // out = norm(x) * weight; with `delta` x += delta before that. A weight of x's type multiplies what

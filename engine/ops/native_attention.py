@@ -63,6 +63,7 @@ class NativeKVCache(KVCache):
         keys, values = self.addresses[layer]
         self._store_kv(
             key.dtype is torch.bfloat16,
+            torch.get_num_threads(),
             tokens,
             heads,
             channels,

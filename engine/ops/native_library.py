@@ -18,7 +18,7 @@ _SIGNATURES = {
     "activate": [_N, _N, _N, _N, _N, _P, _N, _P],
     "rotate": [_N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _P, _P],
     "argmax": [_N, _N, _N, _N, _N, _P, _N, _P],
-    "store_kv": [_N, _N, _N, _N, _P, _N, _P, _N, _P, _P, _P, _N],
+    "store_kv": [_N, _N, _N, _N, _N, _P, _N, _P, _N, _P, _P, _P, _N],
     "attend": [_N, _N, _N, _N, _P, _P, _P, _N, _N, _N, _N, _N, _D, _D, _P, _N, _P, _P, _N, _P],
     "linear": [_N, _N, _P, _N, _N, _P, _P, _N, _P],
     "gather_rows": [_N, _P, _N, _P, _P],

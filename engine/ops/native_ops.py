@@ -20,7 +20,7 @@ from engine.ops.torch_ops import TorchOps
 class NativeOps:
     """`DecoderOps` of one instruction set; what the kernels do not take is left to PyTorch."""
 
-    fallback_reason = None
+    fallback_reason: str | None = None
 
     def __init__(self, library: NativeLibrary, instruction_set: str) -> None:
         self.name = f"native/{instruction_set}"

@@ -15,6 +15,7 @@ static const int64_t PANEL_COLUMNS = 64;  // of B's layout
 static const int64_t PAD_COLUMNS = 16;
 static const int64_t BLOCK_RANKS = 48;  // of A's layout
 static const int64_t PAD_RANKS = 8;
+static const int64_t MAX_PAIRS = 128;  // of ranks that an expand rounds; more stay as they are
 static const int64_t CHUNK_COLUMNS = 512;  // an item of expand work
 static const int64_t ROWS_OF_A_READ = 4;   // reading a rank row once costs about as much as this many rows
 static const int64_t MIN_SHARED_WORK = 400000;  // below, waking another thread costs more than it does

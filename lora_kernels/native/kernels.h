@@ -253,9 +253,36 @@ TARGET static void expand_sized(
     add_to_y<ROWS, VECS>(acc, y, column, columns);
 }
 
-template <int ROWS, class Y, class W>
+#ifdef HAS_BF16_DOT
+// The same with s rounded to pairs of bf16, as PyTorch rounds what a first linear hands a second.
+template <int ROWS, int VECS>
+TARGET static void expand_sized(
+    const ExpandArgs& t, const uint32_t* s, bf16* const* y, const uint32_t* b, int64_t width,
+    int64_t column, int64_t columns) {
+    F acc[ROWS][VECS];
+    clear<ROWS * VECS>(&acc[0][0]);
+    for (int64_t j = 0; j < (t.rank + 1) / 2; j++, b += width) {
+        __m512bh w[VECS];
+        UNROLL for (int v = 0; v < VECS; v++) {
+            w[v] = (__m512bh)_mm512_loadu_si512(b + v * LANES);
+            prefetch(b + v * LANES);
+        }
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            const __m512bh both = (__m512bh)_mm512_set1_epi32((int)s[r * MAX_PAIRS + j]);
+            UNROLL for (int v = 0; v < VECS; v++)
+                acc[r][v] = (F)_mm512_dpbf16_ps((__m512)acc[r][v], w[v], both);
+        }
+    }
+    add_to_y<ROWS, VECS>(acc, y, column, columns);
+}
+#endif
+
+INLINE int64_t stride_of(const ExpandArgs& t, const float*) { return t.s_stride; }
+INLINE int64_t stride_of(const ExpandArgs&, const uint32_t*) { return MAX_PAIRS; }
+
+template <int ROWS, class S, class Y, class W>
 TARGET static void expand_panel(
-    const ExpandArgs& t, const float* s, Y* const* y, const W* b, int64_t width, int64_t column,
+    const ExpandArgs& t, const S* s, Y* const* y, const W* b, int64_t width, int64_t column,
     int64_t columns) {
     int64_t n = 0;
     // Few rows leave registers for more columns.
@@ -266,15 +293,15 @@ TARGET static void expand_panel(
         expand_sized<ROWS, 1>(t, s, y, b + n, width, column + n, columns - n);
 }
 
-template <int ROWS, class Y, class W>
+template <int ROWS, class S, class Y, class W>
 TARGET static void expand_any(
-    const ExpandArgs& t, const float* s, Y* const* y, int rows, const W* b, int64_t width,
+    const ExpandArgs& t, const S* s, Y* const* y, int rows, const W* b, int64_t width,
     int64_t column, int64_t columns) {
     if constexpr (ROWS > 0) {
         if (rows >= ROWS) {
             expand_panel<ROWS>(t, s, y, b, width, column, columns);
             rows -= ROWS;
-            s += ROWS * t.s_stride;
+            s += ROWS * stride_of(t, s);
             y += ROWS;
             if (rows == 0) return;
             if (rows >= ROWS) return expand_any<ROWS>(t, s, y, rows, b, width, column, columns);
@@ -283,23 +310,35 @@ TARGET static void expand_any(
     }
 }
 
-template <class Y, class W>
-TARGET static void expand_typed(const ExpandArgs& t) {
+template <class Y, class W, class S>
+TARGET static void expand_typed(const ExpandArgs& t, const S* s) {
     // A panel has all ranks of PANEL_COLUMNS columns, the last one of those that are left.
     const int64_t words = sizeof(Y) == 2 ? (t.rank + 1) / 2 : t.rank;
     for (int64_t n = t.first; n < t.last; n += PANEL_COLUMNS) {
         int64_t columns = t.columns - n < PANEL_COLUMNS ? t.columns - n : PANEL_COLUMNS;
         int64_t width = (columns + PAD_COLUMNS - 1) / PAD_COLUMNS * PAD_COLUMNS;
         expand_any<EXPAND_ROWS>(
-            t, t.s, (Y* const*)t.y, t.num_rows, (const W*)t.b + n * words, width, n, columns);
+            t, s, (Y* const*)t.y, t.num_rows, (const W*)t.b + n * words, width, n, columns);
     }
 }
 
 TARGET static void expand(const ExpandArgs& t) {
-    if (t.is_bf16)
-        expand_typed<bf16, uint32_t>(t);
-    else
-        expand_typed<float, float>(t);
+    if (!t.is_bf16) return expand_typed<float, float>(t, t.s);
+#ifdef HAS_BF16_DOT
+    if (t.rank <= 2 * MAX_PAIRS) {
+        uint32_t pairs[MAX_TILE_ROWS][MAX_PAIRS];
+        for (int r = 0; r < t.num_rows; r++)
+            for (int64_t j = 0; j < t.rank; j += LANES) {
+                // The other half of the last pair is padding, and s beyond belongs to the next slice.
+                float part[LANES] = {};
+                const int64_t count = t.rank - j < LANES ? t.rank - j : LANES;
+                __builtin_memcpy(part, t.s + r * t.s_stride + j, count * sizeof(float));
+                *(HMem*)&pairs[r][j / 2] = to_bf16(load(part));
+            }
+        return expand_typed<bf16, uint32_t>(t, &pairs[0][0]);
+    }
+#endif
+    expand_typed<bf16, uint32_t>(t, t.s);
 }
 
 #undef SHRINK_ROWS

@@ -22,19 +22,19 @@ INLINE F low_half(U pair) { return (F)(pair << 16); }
 INLINE F high_half(U pair) { return (F)(pair & 0xffff0000u); }
 
 INLINE F load(const float* from) { return *(const FMem*)from; }
-INLINE F load(const bf16* from) {
-    return (F)(__builtin_convertvector(*(const HMem*)from, U) << 16);
-}
-INLINE void store(float* to, F value) { *(FMem*)to = value; }
-INLINE void store(bf16* to, F value) {
+INLINE F to_float(H value) { return (F)(__builtin_convertvector(value, U) << 16); }
+INLINE H to_bf16(F value) {
 #ifdef HAS_BF16_DOT
-    *(HMem*)to = (H)_mm512_cvtneps_pbh((__m512)value);
+    return (H)_mm512_cvtneps_pbh((__m512)value);
 #else
     // Round to nearest even, as PyTorch does; a NaN must not round to infinity.
     U bits = (U)value;
     U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     U is_nan = (U)(value != value);
     rounded = (rounded & ~is_nan) | (0x7fc0u & is_nan);
-    *(HMem*)to = __builtin_convertvector(rounded, H);
+    return __builtin_convertvector(rounded, H);
 #endif
 }
+INLINE F load(const bf16* from) { return to_float(*(const HMem*)from); }
+INLINE void store(float* to, F value) { *(FMem*)to = value; }
+INLINE void store(bf16* to, F value) { *(HMem*)to = to_bf16(value); }
