@@ -26,4 +26,4 @@ def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
 
 
-pytest_plugins = ["tests.support.databases", "tests.support.s3"]
+pytest_plugins = ["tests.support.databases", "tests.support.redis_server", "tests.support.s3"]

@@ -56,9 +56,10 @@ class AdapterCalls(Transactions):
             idempotency_key, "register", name, inspected.digest, base_fingerprint, publish
         )
         return await self._change_adapters(
+            tenant,
             lambda s: versions.register(
                 s, change, tenant, name, inspected, base_fingerprint, publish, repeatable
-            )
+            ),
         )
 
     async def resolve(self, tenant: str, ref: ModelRef, routing_key: str = "") -> ResolvedAdapter:
@@ -67,7 +68,8 @@ class AdapterCalls(Transactions):
         Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted.
         """
         route = await self._routes.get(
-            (tenant, ref),
+            tenant,
+            str(ref),
             lambda: self._database.read(lambda s: versions.resolve(s, tenant, ref)),
         )
         assert route is not None
@@ -102,7 +104,9 @@ class AdapterCalls(Transactions):
         them. Raises `TenantNotFound` or `AdapterNotFound`.
         """
         change = self._change(actor)
-        return await self._change_adapters(lambda s: adapters.remove(s, change, tenant, name))
+        return await self._change_adapters(
+            tenant, lambda s: adapters.remove(s, change, tenant, name)
+        )
 
     async def delete_version(
         self, tenant: str, name: str, version: int, *, actor: str = "system"
@@ -114,7 +118,7 @@ class AdapterCalls(Transactions):
         """
         change = self._change(actor)
         return await self._change_adapters(
-            lambda s: versions.remove(s, change, tenant, name, version)
+            tenant, lambda s: versions.remove(s, change, tenant, name, version)
         )
 
     async def set_alias(
@@ -140,9 +144,10 @@ class AdapterCalls(Transactions):
         asked = canary and (canary.version, canary.share)
         repeatable = _repeatable(idempotency_key, "alias", name, alias, version, expect, asked)
         return await self._change_adapters(
+            tenant,
             lambda s: aliases.set_alias(
                 s, change, tenant, name, alias, version, expect, canary, repeatable
-            )
+            ),
         )
 
     async def delete_alias(
@@ -150,7 +155,9 @@ class AdapterCalls(Transactions):
     ) -> None:
         """Raises `InvalidName`, `TenantNotFound`, `AdapterNotFound` or `AliasNotFound`."""
         change = self._change(actor)
-        await self._change_adapters(lambda s: aliases.remove(s, change, tenant, name, alias))
+        await self._change_adapters(
+            tenant, lambda s: aliases.remove(s, change, tenant, name, alias)
+        )
 
     async def get_version(self, tenant: str, name: str, version: int) -> VersionInfo:
         """Raises `TenantNotFound`, `AdapterNotFound` or `VersionNotFound`."""

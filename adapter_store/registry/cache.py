@@ -1,55 +1,148 @@
 """A small read-through cache, so that hot requests cost no SQL.
 
-An entry lives for at most `ttl_seconds`: that bounds how long another process's change stays
-unseen. Changes of this process are seen at once: it invalidates after every commit, and a value
-read from before an invalidation is never stored after it.
+Two tiers: this process's memory, and what the API processes share. A value is kept for at most
+`ttl_seconds` from before its read, over both: that bounds how long another process's change stays
+unseen where its event is lost. Changes of this process are seen at once: it invalidates after every
+commit, and a value read from before an invalidation is never kept after it.
+
+Values belong to scopes, which are invalidated as one: the adapters of a tenant, or all keys.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, NamedTuple, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+import msgspec
+
+from adapter_store.cache.shared import OneProcess, SharedCache
+from adapter_store.errors import RegistryUnavailable
+
 V = TypeVar("V")
 
 
-class ReadThroughCache(Generic[K, V]):
-    """Values by key, read when missing. For one event loop; what isn't there is not remembered."""
+class _Entry(NamedTuple, Generic[V]):
+    expires_at: float
+    stale_at: float
+    value: V
+
+
+class ReadThroughCache(Generic[V]):
+    """Values by scope and key, read when missing. For one event loop; what isn't there is not kept.
+
+    While the database does not answer, values go on for `stale_seconds` after their time, unless
+    they are known to have changed.
+    """
 
     def __init__(
         self,
+        name: str,
+        type_: type[V],
         *,
+        shared: SharedCache | None = None,
         ttl_seconds: float = 1.0,
+        stale_seconds: float = 0.0,
         max_entries: int = 4096,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._name = name
+        self._type = type_
+        self._shared = shared or OneProcess()
         self._ttl_seconds = ttl_seconds
+        self._stale_seconds = stale_seconds
         self._max_entries = max_entries
         self._monotonic = monotonic
-        self._stamp = 0
-        self._entries: dict[K, tuple[float, V]] = {}
+        self._entries: dict[tuple[str, str], _Entry[V]] = {}
+        self._keys: dict[str, set[str]] = {}
+        self._reading: dict[object, str] = {}
+        self._shared.subscribe(self._told)
 
-    async def get(self, key: K, read: Callable[[], Awaitable[V | None]]) -> V | None:
-        """The cached value, else what `read` returns; None is not stored. Errors pass through."""
-        entry = self._entries.get(key)
+    async def get(self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]) -> V | None:
+        """The cached value, else what `read` returns; None is not kept. Errors pass through."""
+        entry = self._entries.get((scope, key))
         # From before the read: the value may be as old as that.
         now = self._monotonic()
-        if entry is not None and now < entry[0]:
-            return entry[1]
-        stamp = self._stamp
-        value = await read()
-        if stamp == self._stamp:
-            self._entries.pop(key, None)  # put back at the end: the oldest entry goes first
+        if entry is not None and now < entry.expires_at:
+            return entry.value
+        token = object()
+        self._reading[token] = scope
+        try:
+            value, expires_at = await self._read(scope, key, read, now)
+            is_current = token in self._reading
+        except RegistryUnavailable:
+            entry = self._entries.get((scope, key))  # unless it was invalidated meanwhile
+            if entry is None or now >= entry.stale_at:
+                raise
+            return entry.value
+        finally:
+            self._reading.pop(token, None)
+        if is_current:
+            self._drop(scope, key)  # put back at the end: the oldest entry goes first
             if value is not None:
-                self._store(key, now + self._ttl_seconds, value)
+                self._keep(scope, key, _Entry(expires_at, expires_at + self._stale_seconds, value))
         return value
 
-    def _store(self, key: K, expires_at: float, value: V) -> None:
-        if len(self._entries) >= self._max_entries:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = (expires_at, value)
+    async def invalidate(self, scope: str) -> None:
+        """After a change: forget the scope here and everywhere, and whatever is being read."""
+        try:
+            # First where it is shared: what is read there meanwhile is forgotten here next.
+            await self._shared.invalidate(self._topic(scope))
+        finally:
+            self.forget(scope)
 
-    def clear(self) -> None:
-        """Forget everything, and whatever is being read now."""
-        self._stamp += 1
+    def forget(self, scope: str) -> None:
+        """Forget a scope in this process, and what is being read of it now."""
+        for token in [token for token, read in self._reading.items() if read == scope]:
+            del self._reading[token]
+        for key in self._keys.pop(scope, ()):
+            del self._entries[scope, key]
+
+    def forget_all(self) -> None:
+        """Forget everything in this process, and what is being read now."""
+        self._reading.clear()
+        self._keys.clear()
         self._entries.clear()
+
+    async def _read(
+        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]], now: float
+    ) -> tuple[V | None, float]:
+        topic = self._topic(scope)
+        found = await self._shared.read(topic, key)
+        if found.value is not None:
+            try:
+                value = msgspec.json.decode(found.value, type=self._type)
+            except msgspec.DecodeError:  # written by another release
+                pass
+            else:
+                return value, now + min(found.life_seconds, self._ttl_seconds)
+        began = self._monotonic()
+        value = await read()
+        if value is not None and found.stamp is not None:
+            life_seconds = began + self._ttl_seconds - self._monotonic()
+            encoded = msgspec.json.encode(value)
+            await self._shared.write(topic, key, encoded, found.stamp, life_seconds)
+        return value, began + self._ttl_seconds
+
+    def _told(self, topic: str | None) -> None:
+        if topic is None:
+            self.forget_all()
+            return
+        name, _, scope = topic.partition(":")
+        if name == self._name:
+            self.forget(scope)
+
+    def _topic(self, scope: str) -> str:
+        return f"{self._name}:{scope}"
+
+    def _keep(self, scope: str, key: str, entry: _Entry[V]) -> None:
+        if len(self._entries) >= self._max_entries:
+            self._drop(*next(iter(self._entries)))
+        self._entries[scope, key] = entry
+        self._keys.setdefault(scope, set()).add(key)
+
+    def _drop(self, scope: str, key: str) -> None:
+        if self._entries.pop((scope, key), None) is None:
+            return
+        keys = self._keys[scope]
+        keys.remove(key)
+        if not keys:
+            del self._keys[scope]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry import keys, tenants
 from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, TenantInfo
-from adapter_store.registry.transactions import Transactions
+from adapter_store.registry.transactions import ALL_KEYS, Transactions
 
 
 class TenantCalls(Transactions):
@@ -52,7 +52,7 @@ class TenantCalls(Transactions):
                 lambda s: tenants.remove(s, change, name, with_usage=with_usage)
             )
         finally:
-            self._routes.clear()
+            await self._routes.invalidate(name)
 
     # Keys
 
@@ -114,6 +114,7 @@ class TenantCalls(Transactions):
         if key_hash is None:
             return None
         principal = await self._principals.get(
+            ALL_KEYS,
             key_hash,
             lambda: self._database.read(lambda s: keys.find_principal(s, key_hash)),
         )

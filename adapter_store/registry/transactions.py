@@ -7,13 +7,19 @@ from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.model_ref import ModelRef
+from adapter_store.cache.shared import SharedCache
 from adapter_store.registry.audit import Change
 from adapter_store.registry.cache import ReadThroughCache
 from adapter_store.registry.records import Principal, Route
 from adapter_store.registry.session import Database
 
 T = TypeVar("T")
+
+ALL_KEYS = "all"
+"""The scope of every key in the cache; a route's is its tenant."""
+_STALE_KEY_SECONDS = 60.0
+_STALE_ROUTE_SECONDS = 3600.0
+"""So long what is known goes on being true while the database does not answer."""
 
 
 def utc_now() -> datetime:
@@ -31,26 +37,33 @@ class Transactions:
         reserved_names: Iterable[str] = (),
         clock: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
+        shared: SharedCache | None = None,
     ) -> None:
         self._database = database
         self._reserved = frozenset(reserved_names)
         self._clock = clock
-        self._principals = ReadThroughCache[str, Principal](monotonic=monotonic)
+        self._principals = ReadThroughCache(
+            "keys", Principal, shared=shared, stale_seconds=_STALE_KEY_SECONDS, monotonic=monotonic
+        )
         self._used_keys: dict[str, datetime] = {}
-        self._routes = ReadThroughCache[tuple[str, ModelRef], Route](monotonic=monotonic)
+        self._routes = ReadThroughCache(
+            "routes", Route, shared=shared, stale_seconds=_STALE_ROUTE_SECONDS, monotonic=monotonic
+        )
 
     def _change(self, actor: str) -> Change:
         return Change(actor, self._clock())
 
-    async def _change_adapters(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    async def _change_adapters(
+        self, tenant: str, work: Callable[[AsyncSession], Awaitable[T]]
+    ) -> T:
         # Also when it fails or is cancelled: the commit may have come through.
         try:
             return await self._database.write(work)
         finally:
-            self._routes.clear()
+            await self._routes.invalidate(tenant)
 
     async def _change_principals(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
         try:
             return await self._database.write(work)
         finally:
-            self._principals.clear()
+            await self._principals.invalidate(ALL_KEYS)

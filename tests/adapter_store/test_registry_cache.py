@@ -1,32 +1,20 @@
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event
 
-from adapter_store.errors import ModelNotFound
+from adapter_store.errors import ModelNotFound, RegistryUnavailable
 from adapter_store.model_ref import ModelRef
 from adapter_store.registry.cache import ReadThroughCache
-from adapter_store.registry.registry import Registry
-from tests.support.registry import FINGERPRINT, FakeClock, digest_of, open_registry, upload
+from tests.support.registry import (
+    FINGERPRINT,
+    FakeClock,
+    counted_statements,
+    digest_of,
+    open_registry,
+    upload,
+)
 
 pytestmark = pytest.mark.anyio
-
-
-@contextmanager
-def counted_statements(registry: Registry) -> Iterator[list[str]]:
-    statements: list[str] = []
-
-    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
-        statements.append(statement)
-
-    engine = registry.database.engine.sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield statements
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
 
 
 async def test_hot_requests_cost_no_sql(registry_url: str):
@@ -82,7 +70,7 @@ async def test_changes_by_another_process_are_seen_within_a_second(registry_url:
 
 
 async def test_a_read_that_began_before_a_change_is_not_kept():
-    cache = ReadThroughCache[str, int](monotonic=lambda: 0.0)
+    cache = ReadThroughCache("c", int, monotonic=lambda: 0.0)
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_read() -> int:
@@ -93,28 +81,28 @@ async def test_a_read_that_began_before_a_change_is_not_kept():
     async def read() -> int:
         return 2
 
-    task = asyncio.create_task(cache.get("k", slow_read))
+    task = asyncio.create_task(cache.get("s", "k", slow_read))
     await started.wait()
-    cache.clear()
+    await cache.invalidate("s")
     go_on.set()
     assert await task == 1
-    assert await cache.get("k", read) == 2
+    assert await cache.get("s", "k", read) == 2
 
 
 async def test_what_is_not_there_is_not_remembered():
-    cache = ReadThroughCache[str, int](monotonic=lambda: 0.0)
+    cache = ReadThroughCache("c", int, monotonic=lambda: 0.0)
     answers = iter([None, 7])
 
     async def read() -> int | None:
         return next(answers)
 
-    assert await cache.get("k", read) is None
-    assert await cache.get("k", read) == 7
-    assert await cache.get("k", read) == 7
+    assert await cache.get("s", "k", read) is None
+    assert await cache.get("s", "k", read) == 7
+    assert await cache.get("s", "k", read) == 7
 
 
 async def test_the_cache_is_bounded_and_its_oldest_entry_goes_first():
-    cache = ReadThroughCache[int, int](max_entries=3, monotonic=lambda: 0.0)
+    cache = ReadThroughCache("c", int, max_entries=3, monotonic=lambda: 0.0)
     reads: list[int] = []
 
     async def get(key: int) -> None:
@@ -122,7 +110,7 @@ async def test_the_cache_is_bounded_and_its_oldest_entry_goes_first():
             reads.append(key)
             return key
 
-        assert await cache.get(key, read) == key
+        assert await cache.get(f"s{key}", str(key), read) == key
 
     for key in (1, 2, 3, 1, 4):
         await get(key)
@@ -136,14 +124,58 @@ async def test_the_cache_is_bounded_and_its_oldest_entry_goes_first():
 
 async def test_an_age_counts_from_before_the_read():
     now = [0.0]
-    cache = ReadThroughCache[str, int](ttl_seconds=1.0, monotonic=lambda: now[0])
+    cache = ReadThroughCache("c", int, ttl_seconds=1.0, monotonic=lambda: now[0])
 
     async def read() -> int:
         now[0] += 0.8  # a slow database
         return 1
 
-    await cache.get("k", read)
+    await cache.get("s", "k", read)
     now[0] = 1.1
     count = now[0]
-    await cache.get("k", read)
+    await cache.get("s", "k", read)
     assert now[0] == count + 0.8
+
+
+async def test_an_invalidation_is_of_its_scope_alone():
+    cache = ReadThroughCache("c", int, monotonic=lambda: 0.0)
+    reads: list[str] = []
+
+    async def get(scope: str, key: str) -> None:
+        async def read() -> int:
+            reads.append(f"{scope}/{key}")
+            return 1
+
+        await cache.get(scope, key, read)
+
+    for _ in range(2):
+        for scope, key in (("acme", "a"), ("acme", "b"), ("zen", "a")):
+            await get(scope, key)
+        await cache.invalidate("acme")
+    assert reads == ["acme/a", "acme/b", "zen/a", "acme/a", "acme/b"]
+
+
+async def test_while_the_database_is_away_values_go_on_for_a_time_unless_they_changed():
+    now = [0.0]
+    cache = ReadThroughCache(
+        "c", int, ttl_seconds=1.0, stale_seconds=60.0, monotonic=lambda: now[0]
+    )
+
+    async def read() -> int:
+        return 1
+
+    async def away() -> int:
+        raise RegistryUnavailable("no answer")
+
+    for key in ("a", "b"):
+        await cache.get(key, key, read)
+    now[0] = 60.9
+    assert await cache.get("a", "a", away) == 1
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("c", "c", away)
+    await cache.invalidate("b")
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("b", "b", away)
+    now[0] = 61.0
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("a", "a", away)

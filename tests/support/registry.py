@@ -1,10 +1,12 @@
 """A registry on a real database, and uploads for it without files."""
 
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from sqlalchemy import event
 
 from adapter_store.conformance import BaseMatch, ConformanceReport
 from adapter_store.peft_format import InspectedAdapter
@@ -64,6 +66,22 @@ async def open_registry(
         yield registry
     finally:
         await registry.close()
+
+
+@contextmanager
+def counted_statements(registry: Registry) -> Iterator[list[str]]:
+    """The SQL that a registry sends meanwhile."""
+    statements: list[str] = []
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    engine = registry.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
 
 
 def digest_of(content: str) -> str:
