@@ -166,6 +166,7 @@ def _full_queue(error: RequestRefused) -> ApiError:
         headers["x-loraplex-queue-limit"] = str(error.limit)
     if (found := error.congestion) is not None:
         headers["retry-after"] = str(math.ceil(found.retry_after))
+    if found is not None and error.code != "queue_full":  # how busy all others are is not told
         headers["x-loraplex-queue-length"] = str(found.queued)
         headers["x-loraplex-queue-drain-per-second"] = f"{found.drain_per_second:.3f}"
     return ApiError(429, error.code, error.message, headers=headers)
