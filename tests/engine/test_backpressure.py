@@ -1,6 +1,10 @@
 """Full queues: who is refused, and when told to come back."""
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.backpressure import MAX_RETRY_SECONDS, Congestion, Pressure, WindowCount
 from engine.errors import ConfigError, RequestRefused
@@ -115,6 +119,55 @@ def test_the_rate_is_measured_on_the_queue_that_is_full():
     assert told["slow"].retry_after > 3 * told["quick"].retry_after
     engine.run()
     engine.assert_at_rest()
+
+
+@given(
+    moves=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from("tu"), st.sampled_from([None, "a", "b"])),
+            st.tuples(st.just("abort"), st.integers(0, 40), st.none()),
+            st.tuples(st.just("step"), st.none(), st.none()),
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_request_is_refused_exactly_when_a_queue_of_its_own_is_full(moves: list[Any]):
+    limits = {"adapter_queue_full": 2, "tenant_queue_full": 4, "queue_full": 6}
+    engine = MemoryEngine(
+        max_num_seqs=2, num_kv_blocks=8, max_queue_len=6, max_queued_per_tenant=4,
+        max_queued_per_adapter=2,
+    )  # fmt: skip
+    waiting = engine.core._scheduler._lifecycle.waiting  # pyright: ignore
+    added: list[int] = []
+    for number, (kind, what, adapter) in enumerate(moves, 1):
+        if kind == "step":
+            engine.step()
+        elif kind == "abort":
+            if added:
+                engine.core.abort("c", added[what % len(added)])
+        else:
+            tenant = waiting.tenants.get(what)
+            queue = tenant.queues.get(adapter) if tenant else None
+            waits = {
+                "adapter_queue_full": len(queue) if queue is not None else 0,
+                "tenant_queue_full": tenant.num_waiting if tenant else 0,
+                "queue_full": waiting.num_waiting,
+            }
+            full = [code for code, limit in limits.items() if waits[code] >= limit]
+            message = request(number, [1, 2, 3], tenant=what, adapter=adapter, max_tokens=12)
+            try:
+                engine.add(message)
+                added.append(number)
+                assert not full
+            except RequestRefused as refused:
+                assert refused.code == full[0] and refused.congestion is not None
+                assert refused.congestion.queued == waits[full[0]]
+                assert 1 <= refused.congestion.retry_after <= MAX_RETRY_SECONDS
+        engine.core.check_integrity()
+    for number in added:
+        engine.core.abort("c", number)
+    assert engine.core.stats().waiting == engine.core.stats().running == 0
 
 
 @pytest.mark.parametrize("name", ["max_queued_per_tenant", "max_queued_per_adapter"])

@@ -32,8 +32,10 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(tmp_path, code,
         }  # fmt: skip
         assert reply.headers["retry-after"] == "4"
         assert reply.headers["x-loraplex-queue-limit"] == "8"
-        assert reply.headers["x-loraplex-queue-length"] == "9"
-        assert reply.headers["x-loraplex-queue-drain-per-second"] == "2.500"
+        length = reply.headers.get("x-loraplex-queue-length")
+        rate = reply.headers.get("x-loraplex-queue-drain-per-second")
+        # How busy all tenants are together is nobody's to know.
+        assert (length, rate) == ((None, None) if code == "queue_full" else ("9", "2.500"))
         engine.refusal = RequestRefused(code, "the engine's inbox is full")
         reply = await client.post("/v1/completions", json=asked)
         assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
