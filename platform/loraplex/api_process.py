@@ -22,6 +22,8 @@ import uvloop
 from adapter_store.base_model import BaseModel, read_base_model
 from adapter_store.blob_url import BlobBucket, open_blob_store
 from adapter_store.blobs import BlobStore
+from adapter_store.cache.redis_cache import RedisCache
+from adapter_store.cache.shared import OneProcess, SharedCache
 from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
@@ -34,7 +36,7 @@ from loraplex.app import create_app
 from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
-from loraplex.settings import Settings
+from loraplex.settings import Settings, StorageSettings
 
 _MAX_OPEN_FILES = 65_536
 _LAST_FRAME_SECONDS = 3.0
@@ -46,20 +48,32 @@ async def open_backends(
     settings: Settings, base: BaseModel, blobs: BlobStore, engine: ZmqEngineClient
 ) -> AsyncGenerator[Backends]:
     """Open what the app uses, on its event loop."""
-    registry = Registry(
-        Database(settings.storage.database_url),
-        reserved_names=(base.name, *settings.model.served_model_names),
-    )
-    tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, Path(settings.engine.model_dir))
-    await engine.start()
-    try:
-        yield Backends(
-            engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=base,
-            sources=_sources(settings),
-        )  # fmt: skip
-    finally:
-        await engine.close()
-        await registry.close()
+    async with _shared_cache(settings.storage) as shared_cache:
+        registry = Registry(
+            Database(settings.storage.database_url),
+            reserved_names=(base.name, *settings.model.served_model_names),
+            shared=shared_cache,
+        )
+        model_dir = Path(settings.engine.model_dir)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, model_dir)
+        await engine.start()
+        try:
+            yield Backends(
+                engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer,
+                base_model=base, shared_cache=shared_cache, sources=_sources(settings),
+            )  # fmt: skip
+        finally:
+            await engine.close()
+            await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _shared_cache(storage: StorageSettings) -> AsyncGenerator[SharedCache]:
+    if storage.redis_url is None:
+        yield OneProcess()
+        return
+    async with RedisCache(storage.redis_url, storage.database_url) as cache:
+        yield cache
 
 
 def _sources(settings: Settings) -> AdapterSources:

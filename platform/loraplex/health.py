@@ -52,6 +52,8 @@ async def _readiness(services: Services) -> Response[dict[str, str]]:
         "registry": await _registry_status(services),
     }
     is_ready = set(parts.values()) == {"ok"}
+    if services.backends.shared_cache.is_degraded:  # slower, and ready all the same
+        parts["cache"] = "degraded"
     return Response(
         {"status": "ok" if is_ready else _worst(parts.values()), **parts},
         status_code=200 if is_ready else 503,

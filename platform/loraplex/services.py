@@ -6,6 +6,7 @@ import anyio
 
 from adapter_store.base_model import BaseModel
 from adapter_store.blobs import BlobStore
+from adapter_store.cache.shared import OneProcess, SharedCache
 from adapter_store.model_ref import BASE_NAME
 from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
@@ -28,6 +29,7 @@ class Backends:
     blobs: BlobStore
     tokenizer: Tokenizer
     base_model: BaseModel
+    shared_cache: SharedCache = field(default_factory=OneProcess)
     sources: AdapterSources = field(default_factory=lambda: AdapterSources(SourcePolicy()))
 
 

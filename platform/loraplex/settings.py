@@ -114,6 +114,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters by digest: the truth, unless `blob_url` says otherwise."""
     blob_url: str | None = None
     """`s3://bucket/prefix?endpoint=…&region=…`; None: in `blobs_dir`."""
+    redis_url: str | None = None
+    """What API processes share beside the database; None: nothing, for one process."""
     cache_dir: str
     """Adapters by digest, verified, for the engine; shared with its process."""
     uploads_dir: str

@@ -18,6 +18,7 @@ from safetensors.numpy import save as save_safetensors
 
 from adapter_store.base_model import BaseModel, LinearShape
 from adapter_store.blobs import LocalBlobStore
+from adapter_store.cache.shared import OneProcess, SharedCache
 from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.records import UsageRecord
@@ -145,6 +146,7 @@ async def running_service(
     connections: ConnectionLimits | None = None,
     sources: AdapterSources | None = None,
     source_settings: SourceSettings | None = None,
+    shared_cache: SharedCache | None = None,
 ) -> AsyncIterator[TestService]:
     for folder in ("blobs", "cache", "uploads"):
         (root / folder).mkdir(exist_ok=True)
@@ -166,7 +168,9 @@ async def running_service(
         connections=connections or ConnectionLimits(),
         sources=source_settings or SourceSettings(),
     )
-    registry = Registry(Database(url), reserved_names=("tiny", "tiny-chat", "org/Tiny-Chat"))
+    shared = shared_cache or OneProcess()
+    reserved = ("tiny", "tiny-chat", "org/Tiny-Chat")
+    registry = Registry(Database(url), reserved_names=reserved, shared=shared)
     keys = {"admin": ADMIN_KEY}
     for tenant in ("acme", "zen"):
         await registry.create_tenant(tenant)
@@ -177,7 +181,7 @@ async def running_service(
     tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer"))
     backends = Backends(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
-        sources=sources or AdapterSources(SourcePolicy()),
+        shared_cache=shared, sources=sources or AdapterSources(SourcePolicy()),
     )  # fmt: skip
     app = create_app(settings, lambda: contextlib.nullcontext(backends))
     async with _served(app, settings.connections) as base_url:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from adapter_store.base_model import read_base_model
 from adapter_store.blob_url import BlobBucket
+from adapter_store.cache.redis_cache import RedisCache
 from adapter_store.errors import BaseModelError, RegistryUnavailable
 from adapter_store.references.policy import PolicyError, SourcePolicy
 from adapter_store.registry.records import CreatedKey
@@ -169,6 +170,7 @@ def _settings(
         **({"adapter_roots": options.adapter_roots} if options.adapter_roots else {}),
         database_url=os.environ.get("LORAPLEX_DATABASE_URL")
         or os.environ.get("DATABASE_URL", data.database_url),
+        redis_url=os.environ.get("LORAPLEX_REDIS_URL") or os.environ.get("REDIS_URL"),
         blobs_dir=str(data.blobs),
         cache_dir=str(data.cache),
         uploads_dir=str(data.uploads),
@@ -177,6 +179,13 @@ def _settings(
     )
     check_admin_key(settings.auth.admin_key)
     _check_sources(settings.sources)
+    if settings.storage.redis_url is not None:
+        try:
+            RedisCache(settings.storage.redis_url, "")
+        except ValueError:
+            raise ServeError(
+                "LORAPLEX_REDIS_URL has no form like redis://host:6379/0, rediss://… or unix://…"
+            ) from None
     if settings.storage.blob_url is not None:
         try:
             BlobBucket.parse(settings.storage.blob_url)

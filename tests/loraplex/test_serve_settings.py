@@ -1,0 +1,58 @@
+"""Settings that `loraplex serve` refuses before it starts anything, each by its name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loraplex.supervisor.data_dir import DataDir
+from loraplex.supervisor.serve import ServeError, ServeOptions
+from loraplex.supervisor.serve import _settings as settings_of  # pyright: ignore[reportPrivateUsage]
+
+
+def settings(folder: Path, *roots: str):
+    options = ServeOptions(model="m", data_dir=folder, adapter_roots=roots)
+    return settings_of(options, folder, DataDir(folder), "socket")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("LORAPLEX_BLOB_URL", "s3://Not-A-Bucket", "LORAPLEX_BLOB_URL: the blob URL has no form"),
+        ("LORAPLEX_REDIS_URL", "http://host", "LORAPLEX_REDIS_URL has no form"),
+        ("REDIS_URL", "redis://user:secret@host:port", "LORAPLEX_REDIS_URL has no form"),
+        ("LORAPLEX_SOURCES_FILE", "/no/such/file", "LORAPLEX_SOURCES_FILE: /no/such/file"),
+        ("LORAPLEX_ADAPTER_ROOTS", "relative", "--adapter-root relative"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
+):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ServeError) as caught:
+        settings(tmp_path)
+    assert expected in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_credential_whose_variable_is_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "sources.json"
+    file.write_text(json.dumps({"credentials": {"hub": {"type": "hub", "token_env": "MY_TOKEN"}}}))
+    monkeypatch.setenv("LORAPLEX_SOURCES_FILE", str(file))
+    with pytest.raises(ServeError, match="needs the variable MY_TOKEN"):
+        settings(tmp_path)
+    monkeypatch.setenv("MY_TOKEN", "value")
+    assert "value" not in repr(settings(tmp_path))
+
+
+def test_what_is_given_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORAPLEX_BLOB_URL", "s3://bucket/prefix?region=eu-west-1")
+    monkeypatch.setenv("REDIS_URL", "redis://plain:6379/0")
+    given = settings(tmp_path, str(tmp_path))
+    assert given.storage.blob_url == "s3://bucket/prefix?region=eu-west-1"
+    assert given.storage.redis_url == "redis://plain:6379/0"
+    assert given.sources.adapter_roots == (str(tmp_path),)
+    monkeypatch.setenv("LORAPLEX_REDIS_URL", "redis://ours:6379/0")
+    assert settings(tmp_path).storage.redis_url == "redis://ours:6379/0"
