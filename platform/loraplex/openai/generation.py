@@ -90,6 +90,11 @@ class Generation:
         self._open = set(range(len(requests)))
         self._cached = [0] * len(requests)
         self._timings: dict[int, RequestTiming] = {}
+        """What the engine said last,"""
+        self._timed_at: dict[int, float] = {}
+        """and when."""
+        self._last_of = [0.0] * len(requests)
+        """When each request's last output came."""
         self._streams: list[RequestStream] = []
         self._waiter: asyncio.Future[list[Piece]] | None = None
         self._sink: Sink = refuse
@@ -123,7 +128,8 @@ class Generation:
         """The slowest request's timing. Measured here as far as the engine sent none: it does not
         see the end of a text that is cut at a stop string."""
         if self._timings:
-            return max(self._timings.values(), key=lambda t: t.queue_seconds + t.prefill + t.decode)
+            timings = map(self._timing_of, self._timings)
+            return max(timings, key=lambda t: t.queue_seconds + t.prefill + t.decode)
         return RequestTiming(
             queue={}, prefill=self._first - self._started, decode=self._last - self._first
         )
@@ -256,17 +262,20 @@ class Generation:
         elif output.finished:
             raise _failure("engine_stopped", "the engine ended the request")
 
+    def _timing_of(self, number: int) -> RequestTiming:
+        timing, last = self._timings[number], self._last_of[number]
+        if last == self._timed_at[number]:
+            return timing
+        return msgspec.structs.replace(timing, decode=last - self._first)
+
     def _note_progress(self, number: int, output: RequestOutput) -> None:
-        self._last = time.monotonic()
+        self._last = self._last_of[number] = time.monotonic()
         if not self._has_output:
             self._has_output, self._first = True, self._last
         if output.num_cached_tokens > self._cached[number]:
             self._cached[number] = output.num_cached_tokens
         if output.timing is not None:
-            self._timings[number] = output.timing
-        elif number in self._timings:
-            decode = self._last - self._first
-            self._timings[number] = msgspec.structs.replace(self._timings[number], decode=decode)
+            self._timings[number], self._timed_at[number] = output.timing, self._last
 
 
 def _failure(code: str, message: str | None) -> ApiError:
