@@ -10,7 +10,7 @@ Nothing here knows which names exist; the registry does.
 import re
 from dataclasses import dataclass
 
-from adapter_store.errors import InvalidName, ModelNotFound, NameReserved
+from adapter_store.errors import InvalidField, InvalidName, ModelNotFound, NameReserved
 
 DEFAULT_ALIAS = "default"
 BASE_NAME = "base"
@@ -84,6 +84,12 @@ def check_tenant_name(name: str) -> None:
 def is_name(text: str) -> bool:
     """Whether an adapter or a tenant may have this name; databases refuse some other texts."""
     return _NAME.fullmatch(text) is not None
+
+
+def check_page(after: str) -> None:
+    """Raise `InvalidField` unless a page may begin after this name; "" is the first page."""
+    if after and not is_name(after):
+        raise InvalidField("after", "`after` must be the last name of the page before")
 
 
 def check_alias(alias: str) -> None:

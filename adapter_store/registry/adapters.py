@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from adapter_store.errors import AdapterNotFound, VersionNotFound
-from adapter_store.model_ref import is_name
+from adapter_store.model_ref import MAX_VERSION, check_page, is_name
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
@@ -39,11 +39,13 @@ async def find_row(
 
 async def find_version(session: AsyncSession, adapter: Adapter, number: int) -> AdapterVersion:
     """The row of a version; raises `VersionNotFound`."""
-    version = await session.scalar(
-        select(AdapterVersion).where(
-            AdapterVersion.adapter_id == adapter.id, AdapterVersion.number == number
+    version = None
+    if 0 < number <= MAX_VERSION:
+        version = await session.scalar(
+            select(AdapterVersion).where(
+                AdapterVersion.adapter_id == adapter.id, AdapterVersion.number == number
+            )
         )
-    )
     if version is None:
         raise VersionNotFound(f"the adapter {adapter.name!r} has no version {number}")
     return version
@@ -54,8 +56,9 @@ async def list_of(
 ) -> list[AdapterInfo]:
     """A tenant's live adapters by name: all, or the first `limit` of those after a name.
 
-    Raises `TenantNotFound`.
+    Raises `TenantNotFound` or `InvalidField` (after).
     """
+    check_page(after)
     owner = await tenants.find(session, tenant)
     of = (Adapter.tenant_id == owner.id) & (Adapter.name > after)
     query = select(Adapter).where(of, Adapter.deleted_at.is_(None)).order_by(Adapter.name)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapter_store.model_ref import is_name
 from adapter_store.registry.models import Audit
 from adapter_store.registry.records import AuditEntry
 
@@ -38,6 +39,8 @@ async def newest(
     session: AsyncSession, limit: int, *, before: int | None = None, tenant: str | None = None
 ) -> list[AuditEntry]:
     """The newest `limit` entries, newest first: of a tenant, older than an entry, or all."""
+    if tenant is not None and not is_name(tenant):
+        return []
     query = select(Audit).order_by(Audit.id.desc()).limit(limit)
     if before is not None:
         query = query.where(Audit.id < before)

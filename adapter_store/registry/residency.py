@@ -7,7 +7,7 @@ never refused for it, so more than the limit may be kept then: the oldest names 
 
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import ResidencyLimit
@@ -99,7 +99,8 @@ async def _kept(session: AsyncSession, base_fingerprint: str) -> list[_Kept]:
         select(Adapter.id, AdapterVersion.digest, AdapterVersion.bytes, Adapter.residency)
         .join(Alias, Alias.adapter_id == Adapter.id)
         .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
-        .where(Alias.name == DEFAULT_ALIAS, Adapter.residency.in_(("pinned", "warm")))
+        # The condition of the partial index, word for word.
+        .where(Alias.name == DEFAULT_ALIAS, text("adapter.residency <> 'auto'"))
         .where(AdapterVersion.base_fingerprint == base_fingerprint)
         .order_by(Adapter.id)
     )

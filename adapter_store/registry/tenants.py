@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from adapter_store.errors import InvalidField, NameTaken, TenantNotFound
-from adapter_store.model_ref import check_tenant_name, is_name
+from adapter_store.model_ref import check_page, check_tenant_name, is_name
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import (
     Adapter,
@@ -42,7 +42,8 @@ async def create(session: AsyncSession, change: Change, name: str, weight: float
 async def list_all(
     session: AsyncSession, limit: int | None = None, after: str = ""
 ) -> list[TenantInfo]:
-    """Tenants by name: all, or the first `limit` of those after a name."""
+    """Tenants by name: all, or the first `limit` of those after a name. `InvalidField` (after)."""
+    check_page(after)
     rows = await session.scalars(
         select(Tenant)
         .where(Tenant.deleted_at.is_(None), Tenant.name > after)

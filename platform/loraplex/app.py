@@ -16,27 +16,33 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registrations import Registrations
 from adapter_store.registry.transactions import utc_now
+from loraplex.adapters.alias_controller import AliasController
 from loraplex.adapters.controller import AdapterController
 from loraplex.adapters.registrar import Registrar, owner_of
 from loraplex.adapters.registrations import RegistrationController
 from loraplex.adapters.residency import ResidencyKeeper
+from loraplex.adapters.version_controller import VersionController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
 from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
-from loraplex.housekeeping import keep_house
+from loraplex.housekeeping import keep_house, keep_registry
 from loraplex.logs import log_access, structlog_plugin
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
 from loraplex.openai.models_controller import ModelsController
 from loraplex.request_id import add_request_id
+from loraplex.running import RunningCalls
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
 from loraplex.tenant_scope import provide_tenant
+from loraplex.tenants.audit_controller import AuditController
 from loraplex.tenants.controller import TenantController
+from loraplex.tenants.key_controller import KeyController
 from loraplex.usage import UsageRecorder
 
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
@@ -50,6 +56,8 @@ _V1: Sequence[ControllerRouterHandler] = (
     CompletionsController,
     ModelsController,
     AdapterController,
+    AliasController,
+    VersionController,
     RegistrationController,
 )
 
@@ -77,18 +85,23 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
+                running=RunningCalls(),
                 residency=residency,
                 registrar=registrar,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
-            housekeeping = asyncio.create_task(keep_house(backends.registry, backends.blobs))
+            housekeeping = asyncio.gather(
+                keep_house(backends.registry, backends.blobs), keep_registry(backends.registry)
+            )
             try:
                 yield
             finally:
                 housekeeping.cancel()
                 with suppress(asyncio.CancelledError):
                     await housekeeping
+                with suppress(RegistryUnavailable):
+                    await backends.registry.record_key_use()
 
     def provide_services(state: State) -> Services:
         services: Services = state.services
@@ -99,6 +112,8 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             EngineController,
             HealthController,
             TenantController,
+            KeyController,
+            AuditController,
             Router("/", route_handlers=_V1),
             Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],

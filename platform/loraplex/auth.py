@@ -48,7 +48,10 @@ class Authenticator:
         self._admin_hash = _hash(admin_key) if admin_key is not None else None
 
     async def authenticate(self, authorization: str | None) -> Caller:
-        """Return whom an `Authorization` header speaks for; raises `Unauthenticated`."""
+        """Return whom an `Authorization` header speaks for.
+
+        Raises `Unauthenticated`, or `Forbidden` for a suspended tenant's key.
+        """
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY_LENGTH:
@@ -58,6 +61,8 @@ class Authenticator:
         principal = await self._registry.authenticate(key)
         if principal is None:
             raise Unauthenticated
+        if principal.tenant is not None and principal.tenant.suspended_at is not None:
+            raise Forbidden("tenant_suspended", "this key's tenant is suspended")
         return Caller(principal.key_id, principal.tenant, principal.scopes)
 
 

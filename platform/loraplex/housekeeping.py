@@ -1,4 +1,6 @@
-"""Now and then: remove the blobs that no version names, which crashes leave behind."""
+"""Now and then: remove the blobs that no version names, which crashes leave behind; write what may
+wait.
+"""
 
 import asyncio
 
@@ -13,6 +15,7 @@ _log = structlog.get_logger("loraplex.housekeeping")
 
 FIRST_SECONDS = 60.0
 EVERY_SECONDS = 3600.0
+NOTES_SECONDS = 60.0
 MIN_AGE_SECONDS = 3600.0
 """An upload that takes longer between its files and its row holds their lock all the while."""
 
@@ -35,6 +38,17 @@ async def keep_house(
         except (BlobError, RegistryUnavailable) as error:
             _log.warning("sweep_failed", error=type(error).__name__)
         await asyncio.sleep(every_seconds)
+
+
+async def keep_registry(registry: Registry, *, every_seconds: float = NOTES_SECONDS) -> None:
+    """Until cancelled, write what may wait: when keys were used. Drop old stored replies."""
+    while True:
+        await asyncio.sleep(every_seconds)
+        try:
+            await registry.record_key_use()
+            await registry.purge_replies()
+        except RegistryUnavailable:
+            _log.warning("notes_not_written")
 
 
 async def sweep_orphans(

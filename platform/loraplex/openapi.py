@@ -59,12 +59,15 @@ def json_body(
 
 
 def multipart_body(
-    properties: Mapping[str, Mapping[str, Any]], required: Sequence[str]
+    properties: Mapping[str, Mapping[str, Any]],
+    required: Sequence[str],
+    headers: Mapping[str, str] | None = None,
 ) -> type[Operation]:
-    """Return an operation class that documents a multipart body."""
+    """Return an operation class that documents a multipart body, and optional headers."""
     return _operation(
         "multipart/form-data",
         {"type": "object", "properties": dict(properties), "required": list(required)},
+        headers,
     )
 
 

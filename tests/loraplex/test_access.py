@@ -12,6 +12,7 @@ PUBLIC = ("/health", "/docs")
 CONCRETE = {
     "{tenant_name:str}": "acme", "{key_id:str}": "key_1", "{model:path}": "base",
     "{name:str}": "legal", "{alias:str}": "default", "{path:str}": "x",
+    "{version:int}": "1",
 }  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
 

@@ -1,5 +1,6 @@
 """Tenants and keys, for an admin."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -42,7 +42,8 @@ from loraplex.settings import (
     UploadLimits,
 )
 from tests.support.fake_engine import FakeEngine
-from tests.support.registry import create_schema, database_url
+from tests.support.registry import create_schema
+from tests.support.registry import database_url as sqlite_url
 from tests.support.tiny_tokenizers import write_byte_level_folder
 
 ADMIN_KEY = "admin-key-of-at-least-32-characters"
@@ -147,11 +148,14 @@ async def running_service(
     sources: AdapterSources | None = None,
     source_settings: SourceSettings | None = None,
     shared_cache: SharedCache | None = None,
+    database_url: str | None = None,
 ) -> AsyncIterator[TestService]:
+    """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
     for folder in ("blobs", "cache", "uploads"):
         (root / folder).mkdir(exist_ok=True)
-    url = database_url(root)
-    await create_schema(url)
+    url = database_url or sqlite_url(root)
+    if database_url is None:
+        await create_schema(url)
     settings = Settings(
         storage=StorageSettings(
             database_url=url,

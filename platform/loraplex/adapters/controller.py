@@ -1,4 +1,4 @@
-"""`/v1/adapters`: upload, list, show, delete, move aliases, and keep resident."""
+"""`/v1/adapters`: upload, list, show, delete, and keep resident."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ from loraplex.adapters.publishing import publish, remove_unused, upload_folder
 from loraplex.adapters.registrations import Registration, begin_registration
 from loraplex.adapters.residency import check_may_change, limits_of
 from loraplex.adapters.upload import receive_upload
+from loraplex.adapters.version_controller import Abort
 from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.idempotency import IDEMPOTENCY_HEADERS, REPLAYED, idempotency_key
 from loraplex.json_body import read_struct
 from loraplex.openapi import OpenAIError, errors, json_body, multipart_body, operation
+from loraplex.paging import DEFAULT_LIMIT, PageAfter, PageLimit, cut
 from loraplex.services import Services
 
 _ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
@@ -40,6 +43,7 @@ _UPLOAD = multipart_body(
         },
     },
     required=["name"],
+    headers=IDEMPOTENCY_HEADERS,
 )
 
 
@@ -72,6 +76,7 @@ class AdapterController(Controller):
         settings = services.settings
         if request.content_type[0] == "application/json":
             return await begin_registration(request, services, tenant)
+        key = idempotency_key(request)
         max_rank = services.backends.engine.info.max_lora_rank
         async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
             upload = await receive_upload(
@@ -81,20 +86,36 @@ class AdapterController(Controller):
                 lambda name: check_adapter_name(name, services.base_names),
             )
             registered = await publish(
-                services, tenant.name, upload, folder, max_rank=max_rank, actor=request.user.actor
+                services,
+                tenant.name,
+                upload,
+                folder,
+                max_rank=max_rank,
+                actor=request.user.actor,
+                idempotency_key=key,
             )
         await services.residency.refresh()
         return Response(
-            schemas.upload_reply(registered), status_code=201 if registered.created else 200
+            schemas.upload_reply(registered),
+            status_code=201 if registered.created else 200,
+            headers=REPLAYED if registered.replayed else None,
         )
 
     @get(operation_id=operation("listAdapters"), responses=_ERRORS)
     async def list(
-        self, services: NamedDependency[Services], tenant: NamedDependency[TenantInfo]
+        self,
+        services: NamedDependency[Services],
+        tenant: NamedDependency[TenantInfo],
+        limit: PageLimit = DEFAULT_LIMIT,
+        after: PageAfter = "",
     ) -> schemas.AdapterList:
-        """List the tenant's adapters."""
-        found = await services.backends.registry.list_adapters(tenant.name)
-        return schemas.AdapterList([schemas.adapter(info) for info in found])
+        """List the tenant's adapters by name, a page at a time."""
+        registry = services.backends.registry
+        found = await registry.list_adapters(tenant.name, limit + 1, after)
+        page, has_more = cut(found, limit)
+        return schemas.AdapterList(
+            [schemas.adapter(info) for info in page], page[-1].name if has_more else None
+        )
 
     @get("/{name:str}", operation_id=operation("getAdapter"), responses=_ERRORS)
     async def show(
@@ -113,11 +134,14 @@ class AdapterController(Controller):
         name: FromPath[str],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
+        abort: Abort = False,
     ) -> None:
         """Delete an adapter with all its versions; requests under way finish on theirs."""
         unused = await services.backends.registry.delete_adapter(
             tenant.name, name, actor=request.user.actor
         )
+        if abort:
+            services.running.abort(tenant.name, name)
         await services.residency.refresh()
         await remove_unused(services, unused)
 
@@ -135,33 +159,6 @@ class AdapterController(Controller):
         """List an adapter's versions, newest first."""
         found = await services.backends.registry.list_versions(tenant.name, name)
         return schemas.VersionList([schemas.version(info) for info in found])
-
-    @put(
-        "/{name:str}/aliases/{alias:str}",
-        operation_id=operation("moveAlias"),
-        operation_class=json_body(schemas.AliasMove),
-        responses={**_ERRORS, **errors(OpenAIError, 409)},
-    )
-    async def move_alias(
-        self,
-        request: Request[Caller, None, Any],
-        name: FromPath[str],
-        alias: FromPath[str],
-        services: NamedDependency[Services],
-        tenant: NamedDependency[TenantInfo],
-    ) -> schemas.Alias:
-        """Point an alias at a version, atomically."""
-        move = await read_struct(request, schemas.AliasMove, services.settings.requests)
-        change = await services.backends.registry.set_alias(
-            tenant.name,
-            name,
-            alias,
-            move.version,
-            expect=move.expect,
-            actor=request.user.actor,
-        )
-        await services.residency.refresh()
-        return schemas.Alias(change.alias, change.version, change.previous)
 
     @put(
         "/{name:str}/residency",

@@ -37,6 +37,7 @@ async def publish(
     *,
     max_rank: int,
     actor: str,
+    idempotency_key: str | None = None,
 ) -> RegisteredVersion:
     """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
 
@@ -52,19 +53,27 @@ async def publish(
     async with backends.blobs.hold(digest):
         await backends.blobs.put(digest, config, weights)
         try:
-            return await backends.registry.register_version(
+            registered = await backends.registry.register_version(
                 tenant,
                 upload.name,
                 inspected,
                 backends.base_model.fingerprint,
                 publish=upload.publish,
+                idempotency_key=idempotency_key,
                 actor=actor,
             )
         except Exception:
             with suppress(Exception):  # the sweeper takes what stays behind
-                if not await backends.registry.is_live(digest):
-                    await backends.blobs.delete(digest)
+                await _delete_unless_live(services, digest)
             raise
+        if registered.replayed:  # its version may be deleted by now
+            await _delete_unless_live(services, digest)
+        return registered
+
+
+async def _delete_unless_live(services: Services, digest: str) -> None:
+    if not await services.backends.registry.is_live(digest):
+        await services.backends.blobs.delete(digest)
 
 
 async def remove_unused(services: Services, digests: list[str]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from adapter_store.model_ref import MAX_VERSION
+from adapter_store.registry import records
 from adapter_store.registry.records import AdapterInfo, RegisteredVersion, Residency, VersionInfo
 
 
@@ -22,7 +23,17 @@ class UploadReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     unchanged: bool = False
 
 
-class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+VersionNumber = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
+
+
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A second version behind an alias, and the share of its requests that get it."""
+
+    version: VersionNumber
+    share: Annotated[float, Meta(ge=0, le=1)]
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An adapter. `versions` counts them, `aliases` maps each alias to a version."""
 
     name: str
@@ -31,14 +42,17 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     aliases: dict[str, int]
     created_at: datetime
     updated_at: datetime
+    canaries: dict[str, Canary] = {}
+    """By the alias that they are behind."""
     residency: Residency
     """`pinned` to a slot, `warm` in host memory, or `auto`: as its use demands."""
 
 
-class AdapterList(msgspec.Struct, frozen=True):
-    """A tenant's adapters, by name."""
+class AdapterList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of a tenant's adapters, by name. `next` is the `after` of the next page, if any."""
 
     data: list[Adapter]
+    next: str | None = None
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,22 +81,37 @@ class ResidencyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     residency: Residency
 
 
-VersionNumber = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
-
-
 class AliasMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an alias is to point; with `expect`, only if it points there now."""
+    """Where an alias is to point; with `expect`, only if it points there now.
+
+    Without a `canary` there is none from now on.
+    """
 
     version: VersionNumber
     expect: VersionNumber | None = None
+    canary: Canary | None = None
 
 
-class Alias(msgspec.Struct, frozen=True):
+class Alias(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where an alias points, and where it did before: sending that back is the roll-back."""
 
     alias: str
     version: int
     previous: int | None
+    canary: Canary | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an exported version was here."""
+
+    name: str
+    version: int
+    digest: str
+    rank: int
+    bytes: int
+    base_fingerprint: str
+    created_at: datetime
+    report: Mapping[str, Any]
 
 
 def upload_reply(registered: RegisteredVersion) -> UploadReply:
@@ -105,6 +134,7 @@ def adapter(info: AdapterInfo) -> Adapter:
         aliases=dict(info.aliases),
         created_at=info.created_at,
         updated_at=info.updated_at,
+        canaries={alias: canary(behind) for alias, behind in info.canaries.items()},
         residency=info.residency,
     )
 
@@ -119,6 +149,31 @@ def version(info: VersionInfo) -> Version:
         rank=info.rank,
         bytes=info.bytes,
         aliases=list(info.aliases),
+        created_at=info.created_at,
+        report=info.report,
+    )
+
+
+def canary(behind: records.Canary) -> Canary:
+    """Return a canary for the client."""
+    return Canary(behind.version, behind.share)
+
+
+def alias(change: records.AliasChange) -> Alias:
+    """Return a moved alias for the client."""
+    behind = canary(change.canary) if change.canary is not None else None
+    return Alias(change.alias, change.version, change.previous, behind)
+
+
+def manifest(info: VersionInfo) -> Manifest:
+    """Return what goes into an export."""
+    return Manifest(
+        name=info.name,
+        version=info.version,
+        digest=info.digest,
+        rank=info.rank,
+        bytes=info.bytes,
+        base_fingerprint=info.base_fingerprint,
         created_at=info.created_at,
         report=info.report,
     )

@@ -17,7 +17,7 @@ from loraplex.openai.prompts import chat_prompt
 from loraplex.openai.replies import ChatCompletion
 from loraplex.openai.reply import includes_usage, send_reply
 from loraplex.openai.requests import ChatRequest, read_chat_request
-from loraplex.openai.resolve import resolve_target
+from loraplex.openai.resolve import resolve_target, routing_key
 from loraplex.openai.sampling import check_against_engine, sampling_params
 from loraplex.openapi import generation_responses, json_body, operation
 from loraplex.services import Services
@@ -46,7 +46,8 @@ class ChatController(Controller):
         limits = services.settings.requests
         async with read_deadline(request, limits) as deadline:
             chat = await read_chat_request(request, limits)
-            target = await resolve_target(services, tenant, chat.model)
+            key = routing_key(chat, request.scope)
+            target = await resolve_target(services, tenant, chat.model, key)
             info = services.backends.engine.info
             check_against_engine(chat, info, 1, limits.max_choices)
             tokenizer = services.backends.tokenizer

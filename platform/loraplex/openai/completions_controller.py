@@ -17,7 +17,7 @@ from loraplex.openai.prompts import completion_prompts
 from loraplex.openai.replies import Completion
 from loraplex.openai.reply import includes_usage, send_reply
 from loraplex.openai.requests import CompletionRequest, read_completion_request
-from loraplex.openai.resolve import resolve_target
+from loraplex.openai.resolve import resolve_target, routing_key
 from loraplex.openai.sampling import check_against_engine, sampling_params
 from loraplex.openapi import generation_responses, json_body, operation
 from loraplex.services import Services
@@ -46,7 +46,8 @@ class CompletionsController(Controller):
         limits = services.settings.requests
         async with read_deadline(request, limits) as deadline:
             completion = await read_completion_request(request, limits)
-            target = await resolve_target(services, tenant, completion.model)
+            key = routing_key(completion, request.scope)
+            target = await resolve_target(services, tenant, completion.model, key)
             info = services.backends.engine.info
             tokenizer = services.backends.tokenizer
             prompts = await completion_prompts(tokenizer, completion, info, limits)

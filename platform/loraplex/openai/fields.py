@@ -1,8 +1,8 @@
 """What a client may ask for: the fields that both endpoints share, and those we refuse by name.
 
 Fields that nobody here knows are ignored, as OpenAI's own clients expect of a server; so are
-`user`, `store`, `metadata`, `service_tier`, `parallel_tool_calls`, `prompt_cache_key`,
-`safety_identifier` and their like, which do not change the answer. A field that would change it,
+`store`, `metadata`, `service_tier`, `parallel_tool_calls`, `safety_identifier` and their like,
+which do not change the answer. A field that would change it,
 and that is not supported, is refused unless its value says what we do anyway.
 """
 
@@ -51,6 +51,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities call tokens `token_id:N` in place of their text."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     """Narrows the prefix cache further than to the tenant."""
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    """These two say whose request it is: one of them gets the same version of a canary always."""
 
 
 _VLLM: Mapping[str, tuple[Any, ...]] = {

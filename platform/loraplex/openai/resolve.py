@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+from litestar.types import Scope
+
 from adapter_store.errors import ModelNotFound
 from adapter_store.model_ref import model_not_found, parse_model_ref
 from adapter_store.registry.records import ResolvedAdapter, TenantInfo
 from loraplex.errors import ApiError
+from loraplex.openai.fields import GenerationFields
+from loraplex.request_id import request_id
 from loraplex.services import Services
 
 BASE_LABEL = "base"
@@ -30,16 +34,23 @@ class Target:
         return self.adapter.label if self.adapter else BASE_LABEL
 
 
-async def resolve_target(services: Services, tenant: TenantInfo, model: str) -> Target:
-    """Find the model; unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`.
+def routing_key(fields: GenerationFields, scope: Scope) -> str:
+    """What decides whether a request gets its alias's canary: its user, else the request itself."""
+    return fields.user or fields.prompt_cache_key or request_id(scope)
 
-    An adapter of another base model is 409: it was good when it was uploaded.
+
+async def resolve_target(
+    services: Services, tenant: TenantInfo, model: str, routing_key: str = ""
+) -> Target:
+    """Find the model for a request with this key.
+
+    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter of another base model is 409: it was good when it was uploaded.
     """
     if model in services.base_names:
         return Target(model, None)
     reference = parse_model_ref(model)
     try:
-        adapter = await services.backends.registry.resolve(tenant.name, reference)
+        adapter = await services.backends.registry.resolve(tenant.name, reference, routing_key)
     except ModelNotFound:
         raise model_not_found(model) from None
     if adapter.base_fingerprint != services.backends.base_model.fingerprint:

@@ -1,22 +1,32 @@
-"""`/admin/tenants` and the keys of each."""
+"""`/admin/tenants`: create, list, suspend and delete tenants."""
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Controller, delete, get, post
 from litestar.connection import Request
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, QueryParameter
 from msgspec import Meta
 
-from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, KeyInfo, Scope, TenantInfo
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
+from loraplex.adapters.publishing import remove_unused
 from loraplex.auth import Caller, requires_admin
 from loraplex.json_body import read_struct
 from loraplex.openapi import Problem, errors, json_body
+from loraplex.paging import DEFAULT_LIMIT, PageAfter, PageLimit, cut
 from loraplex.services import Services
 
 _ERRORS = errors(Problem, 400, 401, 403, 404, 503)
+
+UsagePolicy = Annotated[
+    Literal["keep", "delete"],
+    QueryParameter(
+        description="`keep`: the usage rows stay, for billing, and nobody else gets the name. "
+        "`delete`: they go too, and the name is free again."
+    ),
+]
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,53 +38,19 @@ class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """A tenant."""
+    """A tenant. While it is suspended its keys answer 403."""
 
     name: str
     weight: float
     created_at: datetime
+    suspended_at: datetime | None
 
 
-class TenantList(msgspec.Struct, frozen=True):
-    """All tenants, by name."""
+class TenantList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of tenants, by name. `next` is the `after` of the next page, if there is one."""
 
     data: list[Tenant]
-
-
-class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A new key of a tenant."""
-
-    scopes: Annotated[list[Scope], Meta(min_length=1)] | None = None
-    """Default: `inference`."""
-    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
-    """With a time zone; default: never."""
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key without its secret; `hint` is for recognising it."""
-
-    id: str
-    hint: str
-    scopes: list[str]
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-
-
-class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key. `key` is shown this once."""
-
-    key: str
-    id: str
-    tenant: str
-    scopes: list[str]
-    expires_at: datetime | None
-
-
-class KeyList(msgspec.Struct, frozen=True):
-    """The keys of a tenant."""
-
-    data: list[Key]
+    next: str | None = None
 
 
 class TenantController(Controller):
@@ -100,69 +76,76 @@ class TenantController(Controller):
         )
 
     @get(operation_id="listTenants", responses=_ERRORS)
-    async def list(self, services: NamedDependency[Services]) -> TenantList:
-        """List all tenants."""
-        return TenantList([_tenant(t) for t in await services.backends.registry.list_tenants()])
+    async def list(
+        self,
+        services: NamedDependency[Services],
+        limit: PageLimit = DEFAULT_LIMIT,
+        after: PageAfter = "",
+    ) -> TenantList:
+        """List tenants by name, a page at a time."""
+        found = await services.backends.registry.list_tenants(limit + 1, after)
+        page, has_more = cut(found, limit)
+        return TenantList([_tenant(t) for t in page], page[-1].name if has_more else None)
+
+    @get("/{tenant_name:str}", operation_id="getTenant", responses=_ERRORS)
+    async def show(self, tenant_name: FromPath[str], services: NamedDependency[Services]) -> Tenant:
+        """Show a tenant."""
+        return _tenant(await services.backends.registry.get_tenant(tenant_name))
 
     @post(
-        "/{tenant_name:str}/keys",
-        operation_id="createKey",
-        operation_class=json_body(KeyCreate),
+        "/{tenant_name:str}/suspend",
+        operation_id="suspendTenant",
         responses=_ERRORS,
+        status_code=200,
     )
-    async def create_key(
+    async def suspend(
         self,
         request: Request[Caller, None, Any],
         tenant_name: FromPath[str],
         services: NamedDependency[Services],
-    ) -> CreatedKey:
-        """Create a key of a tenant; it is shown in this reply only."""
-        wanted = await read_struct(request, KeyCreate, services.settings.requests)
-        created = await services.backends.registry.create_key(
-            tenant_name,
-            wanted.scopes or ("inference",),
-            wanted.expires_at,
-            actor=request.user.actor,
+    ) -> Tenant:
+        """Refuse a tenant's keys from now on, and end what it has running."""
+        tenant = await services.backends.registry.suspend_tenant(
+            tenant_name, actor=request.user.actor
         )
-        return CreatedKey(
-            key=created.plain,
-            id=created.key_id,
-            tenant=tenant_name,
-            scopes=sorted(created.info.scopes),
-            expires_at=created.info.expires_at,
-        )
+        services.running.abort(tenant_name)
+        return _tenant(tenant)
 
-    @get("/{tenant_name:str}/keys", operation_id="listKeys", responses=_ERRORS)
-    async def list_keys(
-        self, tenant_name: FromPath[str], services: NamedDependency[Services]
-    ) -> KeyList:
-        """List a tenant's keys, revoked ones too; never the keys themselves."""
-        return KeyList([_key(k) for k in await services.backends.registry.list_keys(tenant_name)])
-
-    @delete("/{tenant_name:str}/keys/{key_id:str}", operation_id="revokeKey", responses=_ERRORS)
-    async def revoke_key(
+    @post(
+        "/{tenant_name:str}/resume",
+        operation_id="resumeTenant",
+        responses=_ERRORS,
+        status_code=200,
+    )
+    async def resume(
         self,
         request: Request[Caller, None, Any],
         tenant_name: FromPath[str],
-        key_id: FromPath[str],
         services: NamedDependency[Services],
+    ) -> Tenant:
+        """Let a suspended tenant go on."""
+        return _tenant(
+            await services.backends.registry.suspend_tenant(
+                tenant_name, suspended=False, actor=request.user.actor
+            )
+        )
+
+    @delete("/{tenant_name:str}", operation_id="deleteTenant", responses=_ERRORS)
+    async def remove(
+        self,
+        request: Request[Caller, None, Any],
+        tenant_name: FromPath[str],
+        services: NamedDependency[Services],
+        usage: UsagePolicy = "keep",
     ) -> None:
-        """Revoke a key."""
-        await services.backends.registry.revoke_key(
-            key_id, tenant=tenant_name, actor=request.user.actor
+        """Delete a tenant with its keys, adapters and files, and end what it has running."""
+        unused = await services.backends.registry.delete_tenant(
+            tenant_name, with_usage=usage == "delete", actor=request.user.actor
         )
+        services.running.abort(tenant_name)
+        await services.residency.refresh()
+        await remove_unused(services, unused)
 
 
 def _tenant(tenant: TenantInfo) -> Tenant:
-    return Tenant(tenant.name, tenant.weight, tenant.created_at)
-
-
-def _key(key: KeyInfo) -> Key:
-    return Key(
-        id=key.key_id,
-        hint=key.hint,
-        scopes=sorted(key.scopes),
-        created_at=key.created_at,
-        expires_at=key.expires_at,
-        revoked_at=key.revoked_at,
-    )
+    return Tenant(tenant.name, tenant.weight, tenant.created_at, tenant.suspended_at)

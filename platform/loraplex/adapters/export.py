@@ -1,0 +1,36 @@
+"""A version on its way out: its files, verified, as a zip that is never whole anywhere here."""
+
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio.to_thread
+import msgspec
+from litestar.response import Stream
+
+from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME
+from adapter_store.export import archive_chunks
+from adapter_store.registry.records import VersionInfo
+from loraplex.adapters import schemas
+from loraplex.adapters.publishing import upload_folder
+from loraplex.services import Services
+
+
+async def export_version(services: Services, info: VersionInfo) -> Stream:
+    """Return the zip as a streamed reply; raises `BlobError` before it begins."""
+    async with upload_folder(Path(services.settings.storage.uploads_dir)) as folder:
+        files = folder / "adapter"
+        await services.backends.blobs.fetch(info.digest, files)
+        config, weights, size = await anyio.to_thread.run_sync(partial(_open, files))
+    # The folder is gone; the open file keeps the weights until it is closed.
+    manifest = msgspec.json.format(msgspec.json.encode(schemas.manifest(info)))
+    return Stream(
+        archive_chunks(config, weights, size, manifest),
+        media_type="application/zip",
+        headers={"content-disposition": f'attachment; filename="{info.name}-{info.version}.zip"'},
+    )
+
+
+def _open(files: Path) -> tuple[bytes, BinaryIO, int]:
+    weights = files / WEIGHTS_NAME
+    return (files / CONFIG_NAME).read_bytes(), weights.open("rb"), weights.stat().st_size
