@@ -69,6 +69,8 @@ class AdapterHost:
             discard=lambda folder: self._threads.submit(shutil.rmtree, folder, ignore_errors=True),
         )
         self._deferred: OrderedDict[str, HostEntry] = OrderedDict()
+        self._ahead: dict[str, None] = {}
+        """To be read ahead, in order."""
         self._next_touch = clock() + TOUCH_SECONDS
         self._events: list[AdapterEvent] = []
         self._done: queue.SimpleQueue[_ReadDone] = queue.SimpleQueue()
@@ -97,7 +99,7 @@ class AdapterHost:
     def is_coming(self, digest: str) -> bool:
         """Whether an adapter is on its way to host memory."""
         entry = self._memory.entries.get(digest)
-        return entry is not None and entry.state is not HostState.READY
+        return digest in self._ahead if entry is None else entry.state is not HostState.READY
 
     def has(self, digest: str) -> bool:
         """Whether an adapter is in host memory; counts as no use."""
@@ -117,18 +119,12 @@ class AdapterHost:
         self._settle()
 
     def read_ahead(self, digests: Iterable[str]) -> None:
-        """Read adapters that lie on disk, and that nobody wants yet, while there is room."""
-        for digest in digests:
-            size = self._disk.size(digest)
-            if size is None or digest in self._memory.entries:
-                continue
-            if not self._memory.has_room(size):
-                return
-            entry = self._memory.entries[digest] = HostEntry(
-                digest, since=self._clock(), wanted=False
-            )
-            entry.num_bytes = size
-            self._read(entry, is_use=False)
+        """Read adapters that lie on disk, and that nobody wants yet, while there is room.
+
+        Only as many at once as there are threads: a read that is wanted goes before the rest.
+        """
+        self._ahead = dict.fromkeys(filter(is_digest, digests))
+        self._go_on_ahead()
 
     def prefetch(self, digest: str) -> None:
         """Start to bring an adapter to host memory; see `AdapterSource`."""
@@ -157,6 +153,7 @@ class AdapterHost:
         entry = self._memory.entries.get(digest)
         if entry is None:
             return None
+        entry.is_hastened = True
         if entry.state is HostState.DEFERRED:
             del self._deferred[digest]
             self._read(entry)
@@ -179,6 +176,7 @@ class AdapterHost:
         if not is_digest(digest):
             return
         self._memory.kept -= {digest}
+        self._ahead.pop(digest, None)
         self._drop(digest)
         self._disk.remove(digest)
         self._settle()
@@ -217,6 +215,20 @@ class AdapterHost:
         else:
             self._memory.settle(entry)
 
+    def _go_on_ahead(self) -> None:
+        while self._ahead and not self._deferred and self._memory.num_reading < NUM_READERS:
+            digest = next(iter(self._ahead))
+            del self._ahead[digest]
+            size = self._disk.size(digest)
+            if size is None or digest in self._memory.entries:
+                continue
+            if not self._memory.has_room(size):
+                self._ahead.clear()
+                return
+            entry = HostEntry(digest, since=self._clock(), wanted=False, num_bytes=size)
+            self._memory.entries[digest] = entry
+            self._read(entry, is_use=False)
+
     def _note_use(self) -> None:
         now = self._clock()
         if now >= self._next_touch:
@@ -245,8 +257,11 @@ class AdapterHost:
             self._trim_disk()
             return
         entry.num_bytes = size
-        entry.state = HostState.DEFERRED
-        self._deferred[entry.digest] = entry
+        if entry.is_hastened:
+            self._read(entry)
+        else:
+            entry.state = HostState.DEFERRED
+            self._deferred[entry.digest] = entry
         self._trim_disk()
         self._settle()
 
@@ -265,6 +280,7 @@ class AdapterHost:
                 return
             del self._deferred[entry.digest]
             self._read(entry)
+        self._go_on_ahead()
 
     def _drop(self, digest: str) -> None:
         self._deferred.pop(digest, None)

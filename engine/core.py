@@ -123,6 +123,7 @@ class EngineCore:
         if weights is None:
             # Evicted from host memory since it was fetched: the slot waits for it.
             self._adapters.prefetch(digest)
+            self._adapters.get(digest)
             return
         try:
             self._runner.install_adapter(slot, weights)

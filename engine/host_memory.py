@@ -35,6 +35,8 @@ class HostEntry:
     """By a sequence, or because it is pinned."""
     refetched: bool = False
     """Its files were damaged or missing once already, and have been asked for again."""
+    is_hastened: bool = False
+    """It is to fill a slot: read it as soon as its files are there, past the limits."""
     num_bytes: int = 0
     weights: HostWeights | None = None
 
@@ -52,6 +54,8 @@ class HostMemory:
         self.num_held = 0
         """Entries that are ready or being read, and their bytes."""
         self.held_bytes = 0
+        self.num_reading = 0
+        """Entries that are being read."""
         self._max_loras = max_loras
         self._max_bytes = max_bytes
         self._idle: OrderedDict[str, HostEntry] = OrderedDict()
@@ -77,17 +81,20 @@ class HostMemory:
     def begin_read(self, entry: HostEntry) -> None:
         """An adapter is being read; it counts from now on."""
         entry.state = HostState.READING
+        self.num_reading += 1
         self.num_held += 1
         self.held_bytes += entry.num_bytes
 
     def read_failed(self, entry: HostEntry) -> None:
         """It does not count any more; the caller says how it goes on."""
+        self.num_reading -= 1
         self.num_held -= 1
         self.held_bytes -= entry.num_bytes
         entry.num_bytes = 0
 
     def read_done(self, entry: HostEntry, weights: HostWeights) -> None:
         """The weights are there, and weigh what they weigh."""
+        self.num_reading -= 1
         self.held_bytes += weights.nbytes - entry.num_bytes
         entry.num_bytes = weights.nbytes
         entry.weights = weights
@@ -112,6 +119,8 @@ class HostMemory:
         if entry is None:
             return
         self._idle.pop(digest, None)
+        if entry.state is HostState.READING:
+            self.num_reading -= 1
         if entry.state in (HostState.READING, HostState.READY):
             self.num_held -= 1
             self.held_bytes -= entry.num_bytes
@@ -132,6 +141,8 @@ class HostMemory:
         """Raise AssertionError if the counts and lists disagree."""
         states = (HostState.READING, HostState.READY)
         held = [entry for entry in self.entries.values() if entry.state in states]
+        reading = [entry for entry in held if entry.state is HostState.READING]
+        assert len(reading) == self.num_reading, "reads miscounted"
         assert len(held) == self.num_held, "held adapters miscounted"
         assert sum(entry.num_bytes for entry in held) == self.held_bytes, "bytes miscounted"
         for digest, entry in self.entries.items():

@@ -275,6 +275,26 @@ def test_an_adapter_that_fills_a_slot_is_read_past_the_limit(tmp_path: Path) -> 
         assert b.host.get(C) is not None
 
 
+@pytest.mark.parametrize("damaged_first", [False, True])
+def test_one_that_is_hastened_before_its_files_have_come_is_read_past_the_limit_too(
+    tmp_path: Path, damaged_first: bool
+) -> None:
+    with bench(tmp_path, max_cpu_loras=2) as b:
+        b.bring(A, B)  # and nobody lets go of them
+        b.host.keep([A, B])
+        b.host.prefetch(C)
+        assert b.host.get(C) is None
+        if damaged_first:
+            b.put(C, b"damaged")
+            b.host.have(C)
+            while b.needed != [C, C]:
+                b.host.poll()
+        b.put(C)
+        b.host.have(C)
+        assert b.events(1)[0].digest == C
+        assert b.host.get(C) is not None
+
+
 def test_an_adapter_larger_than_the_limit_is_served_alone(tmp_path: Path) -> None:
     with bench(tmp_path, cpu_lora_bytes=5) as b:
         b.put(A)
