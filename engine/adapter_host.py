@@ -277,6 +277,7 @@ class AdapterHost:
         while self._deferred:
             entry = next(iter(self._deferred.values()))
             if not self._memory.make_room(entry.num_bytes):
+                self._ahead.clear()
                 return
             del self._deferred[entry.digest]
             self._read(entry)

@@ -76,7 +76,7 @@ class EngineParts:
             core,
             host,
             max_pinned=max(0, config.max_loras - 1),
-            num_recent=limits.max_cpu_loras if config.max_loras else 0,
+            num_recent=min(limits.max_cpu_loras, 4 * config.max_loras),
             warm_up_seconds=limits.warm_up_seconds,
             clock=clock,
         )

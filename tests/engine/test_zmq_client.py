@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import zmq
 
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable, RequestRefused
-from engine.hang_watch import end_when_hung
 from engine.messages import (
     Abort,
     Accepted,
@@ -38,12 +36,10 @@ from engine.zmq_client import ZmqEngineClient
 from tests.support.engine_server import ServerThread, engine_process, run_dir, server_thread
 from tests.support.scripted_engine import (
     EOS,
-    FakeWeights,
     ScriptedRunner,
     digest_of,
     echo,
     endless,
-    load_fake_adapter,
     put_fake_adapter,
     request,
 )
@@ -467,9 +463,7 @@ async def test_a_long_step_makes_the_engine_not_ready_but_loses_nothing() -> Non
             assert client.is_ready
 
 
-async def test_every_new_engine_is_reported_with_its_disk_and_told_what_to_keep() -> (
-    None
-):
+async def test_every_new_engine_is_reported_with_its_disk_and_told_what_to_keep() -> None:
     with fake_engine() as (engine, path):
         async with client_of(path, ready=False) as client:
             joined: list[list[str]] = []
@@ -488,31 +482,6 @@ async def test_every_new_engine_is_reported_with_its_disk_and_told_what_to_keep(
             assert joined == [[B, A], [A]]
             client.on_join(lambda recent: joined.append(["late", *recent]))
             assert joined[-1] == ["late", A]
-
-
-async def test_neither_an_idle_engine_nor_one_that_loads_for_long_counts_as_dead() -> None:
-    """Both last longer than a silence or a hanging step may."""
-    go_on = threading.Event()
-    ended: list[int] = []
-
-    def load(digest: str, folder: Path) -> FakeWeights:
-        assert go_on.wait(60)
-        return load_fake_adapter(digest, folder)
-
-    with server_thread(ScriptedRunner(echo), parts_options={"load": load}) as server:
-        end_when_hung(lambda: server.server.last_turn, 1.5, end=ended.append)
-        async with client_of(
-            server.socket_path, server.folder / "cache", dead_after=1.5, doubt_after=1.5
-        ) as client:
-            session = client._welcome  # pyright: ignore
-            await asyncio.sleep(2)
-            loading = asyncio.create_task(run(client, 7, adapter=A))
-            await asyncio.sleep(2)
-            assert (await run(client, 5)).error_code is None, "others are served meanwhile"
-            assert client.is_ready and not loading.done()
-            go_on.set()
-            assert (await loading).error_code is None
-            assert client._welcome is session and not ended  # pyright: ignore
 
 
 async def test_stats_do_not_wait_for_ever() -> None:
