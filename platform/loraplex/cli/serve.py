@@ -18,10 +18,6 @@ from loraplex.supervisor.data_dir import default_data_dir
     "--adapter-root", "adapter_roots", multiple=True, metavar="DIR",
     help="Folder under which admins may register adapters by file://. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--adapter-root", "adapter_roots", multiple=True, metavar="DIR",
-    help="Folder under which admins may register adapters by file://. Repeatable.",
-)  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -79,7 +75,6 @@ def serve(
     options = ServeOptions(
         model=model,
         served_model_names=served_model_names,
-        adapter_roots=adapter_roots,
         adapter_roots=adapter_roots,
         host=host,
         port=port,
