@@ -1,21 +1,22 @@
 """The least time that a step's parts can take on this machine, measured and not assumed.
 
-GEMMs are those of the model: its shapes, oneDNN with weights prepacked, every layer's own so that
-they come from memory as in a forward pass. Attention, LoRA and sampling are their bytes at the
-bandwidth just measured, LoRA also its FLOPs at the base's own GEMM rate, whichever takes longer.
+GEMMs are those of the model: its shapes, weights prepacked, every layer's own so that they come
+from memory as in a forward pass; by oneDNN or by our own kernel, whichever takes less time.
+Attention and LoRA are their bytes at the bandwidth just measured, or their FLOPs at the rate of
+those GEMMs, whichever takes longer; sampling reads its logits.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.models.decoder_config import DecoderConfig
+from engine.ops import TorchOps, choose_ops
+from engine.padding import padded_rows
 
 BYTES = 2  # of a bfloat16
-ROW_TILE = 16
-"""oneDNN takes rows by so many: fewer cost as much."""
 HEAD = "head"
 
 
@@ -69,6 +70,8 @@ class Load:
     """Tokens that sample."""
     context_tokens: int
     """Keys and values that attention reads, over all sequences."""
+    scores: int
+    """Pairs of a query and a key that it sees."""
     adapters: int = 0
     """Those that have rows."""
     adapter_rows: int = 0
@@ -83,6 +86,11 @@ def gemm_name(in_features: int, out_features: int) -> str:
 def kv_bytes(shapes: ModelShapes, load: Load) -> int:
     """Keys and values read once."""
     return BYTES * 2 * shapes.kv * shapes.num_layers * load.context_tokens
+
+
+def attention_flops(shapes: ModelShapes, load: Load) -> int:
+    """A product with the key and one with the value for each pair and head."""
+    return 2 * 2 * shapes.query * shapes.num_layers * load.scores
 
 
 def lora_weights(shapes: ModelShapes, rank: int) -> int:
@@ -101,18 +109,17 @@ def lora_flops(shapes: ModelShapes, load: Load) -> int:
     return 2 * lora_weights(shapes, load.rank) * load.adapter_rows
 
 
-class PackedLinear:
-    """A bfloat16 linear in oneDNN's own layout; random weights."""
+class Gemm:
+    """One linear with random weights, in each arrangement that the engine can run it in."""
 
     def __init__(self, in_features: int, out_features: int, generator: torch.Generator) -> None:
         weight = torch.randn(out_features, in_features, generator=generator) / in_features**0.5
         self.name = gemm_name(in_features, out_features)
         self.in_features = in_features
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), 32)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, in_features] -> [rows, out_features]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+        self.linears = [
+            ops.make_linear(weight.to(torch.bfloat16))
+            for ops in {ops.name: ops for ops in (TorchOps(), choose_ops())}.values()
+        ]
 
 
 class FloorMeter:
@@ -125,30 +132,28 @@ class FloorMeter:
         self.shapes = shapes
         self._clock = clock
         self._layers = [
-            [PackedLinear(n, sum(sizes), generator) for n, sizes in shapes.projections]
+            [Gemm(n, sum(sizes), generator) for n, sizes in shapes.projections]
             for _ in range(shapes.num_layers)
         ]
-        self._head = PackedLinear(shapes.hidden, shapes.vocab_size, generator)
+        self._head = Gemm(shapes.hidden, shapes.vocab_size, generator)
         self._memory = torch.ones(2**26)
 
     @torch.inference_mode()
     def milliseconds(self, load: Load) -> dict[str, float]:
         """By part; one pass, so that callers can interleave passes with what they compare."""
         shapes = self.shapes
-        rows = _padded(load.rows)
-        inputs = {n: torch.randn(rows, n).to(torch.bfloat16) for n, _ in shapes.projections}
+        rows = padded_rows(load.rows)
         taken: dict[str, float] = {}
-        for layer in self._layers:
-            for linear in layer:
-                x = inputs[linear.in_features]
-                spent = self._timed(lambda x=x, f=linear: f(x))
-                taken[linear.name] = taken.get(linear.name, 0.0) + spent
-        gemm = sum(taken.values())
-        x = torch.randn(_padded(load.logit_rows), shapes.hidden).to(torch.bfloat16)
-        taken[HEAD] = self._timed(lambda: self._head(x))
+        for place in range(len(shapes.projections)):
+            gemms = [layer[place] for layer in self._layers]
+            name = gemms[0].name
+            taken[name] = taken.get(name, 0.0) + self._least(gemms, rows)
+        flops_per_ms = 2 * shapes.body_weights * rows / sum(taken.values())
+        taken[HEAD] = self._least([self._head], padded_rows(load.logit_rows))
         bytes_per_ms = self._memory.nbytes / self._timed(self._memory.sum)
-        flops_per_ms = 2 * shapes.body_weights * rows / gemm
-        taken["attention"] = kv_bytes(shapes, load) / bytes_per_ms
+        taken["attention"] = max(
+            kv_bytes(shapes, load) / bytes_per_ms, attention_flops(shapes, load) / flops_per_ms
+        )
         if load.adapters:
             taken["LoRA"] = max(
                 lora_bytes(shapes, load) / bytes_per_ms, lora_flops(shapes, load) / flops_per_ms
@@ -156,14 +161,16 @@ class FloorMeter:
         taken["sample"] = BYTES * shapes.vocab_size * load.logit_rows / bytes_per_ms
         return taken
 
+    def _least(self, gemms: Sequence[Gemm], rows: int) -> float:
+        """All layers' GEMMs of one shape, in the fastest arrangement."""
+        x = torch.randn(rows, gemms[0].in_features).to(torch.bfloat16)
+        arrangements = zip(*(gemm.linears for gemm in gemms), strict=True)
+        return min(sum(self._timed(lambda f=f: f(x)) for f in layers) for layers in arrangements)
+
     def _timed(self, work: Callable[[], object]) -> float:
         start = self._clock()
         work()
         return (self._clock() - start) / 1e6
-
-
-def _padded(rows: int) -> int:
-    return -(-rows // ROW_TILE) * ROW_TILE
 
 
 def tokens_per_second(

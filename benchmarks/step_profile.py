@@ -53,10 +53,13 @@ class Kind:
         """What one of its steps computes."""
         rows = self.sequences if self.decodes else self.sequences * self.length
         context = self.length + DECODE_STEPS // 2 if self.decodes else self.length
+        # A prompt's queries see one key more each.
+        scores = context if self.decodes else context * (context + 1) // 2
         return Load(
             rows=rows,
             logit_rows=self.sequences,
             context_tokens=self.sequences * context,
+            scores=self.sequences * scores,
             adapters=self.adapters,
             adapter_rows=rows if self.adapters else 0,
         )

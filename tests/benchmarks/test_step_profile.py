@@ -12,6 +12,7 @@ from benchmarks.floor import (
     FloorMeter,
     Load,
     ModelShapes,
+    attention_flops,
     gemm_name,
     kv_bytes,
     lora_bytes,
@@ -84,14 +85,24 @@ def test_a_target_that_is_gone_is_named():
 
 
 def test_the_models_bytes_and_flops():
-    load = Load(rows=32, logit_rows=32, context_tokens=32 * 200, adapters=8, adapter_rows=32)
+    load = Load(
+        rows=32, logit_rows=32, context_tokens=6400, scores=6400, adapters=8, adapter_rows=32
+    )
     assert SMOLLM2_135M.body_weights == 106_168_320
     assert lora_weights(SMOLLM2_135M, 16) == 30 * 16 * (
         3 * 576 + 960 + 1152 + 2 * 576 + 3072 + 1536 + 576
     )
     assert kv_bytes(SMOLLM2_135M, load) == 2 * 2 * 192 * 30 * 6400
+    assert attention_flops(SMOLLM2_135M, load) == 2 * 2 * 9 * 64 * 30 * 6400
     assert lora_bytes(SMOLLM2_135M, load) == 2 * 8 * lora_weights(SMOLLM2_135M, 16)
     assert lora_flops(SMOLLM2_135M, load) == 2 * 32 * lora_weights(SMOLLM2_135M, 16)
+
+
+def test_a_step_computes_what_its_kind_says():
+    decode, _, prefill = (kind.load() for kind in step_profile.KINDS)
+    assert (decode.rows, decode.context_tokens, decode.scores) == (32, 6400, 6400)
+    assert (prefill.rows, prefill.context_tokens, prefill.adapters) == (512, 512, 4)
+    assert prefill.scores == 4 * sum(range(1, 129))
 
 
 def test_a_floors_throughput_counts_prompts_and_outputs():
