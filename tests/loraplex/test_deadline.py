@@ -58,8 +58,11 @@ class Gate:
 
 
 class Bench:
-    def __init__(self, service: TestService, engine: InlineEngineClient, parts: EngineParts):
-        self.service, self.engine, self.parts = service, engine, parts
+    def __init__(
+        self, service: TestService, engine: InlineEngineClient, parts: EngineParts,
+        runner: ScriptedRunner,
+    ) -> None:  # fmt: skip
+        self.service, self.engine, self.parts, self.runner = service, engine, parts, runner
 
     async def ask(self, deadline: float | None = SECONDS, **fields: Any) -> httpx.Response:
         headers = {} if deadline is None else {"x-request-timeout": f"{deadline:g}"}
@@ -103,7 +106,7 @@ async def bench(root: Path, gate: Gate | None = None, **config: Any) -> AsyncIte
         InlineEngineClient(parts, fetch_never, threaded=True) as engine,
         running_service(root, engine) as service,
     ):
-        yield Bench(service, engine, parts)
+        yield Bench(service, engine, parts, runner)
 
 
 def check_reply(reply: httpx.Response, stream: bool, *, has_tokens: bool = False) -> None:
@@ -165,8 +168,10 @@ async def test_a_call_ends_in_the_middle_of_its_prefill(tmp_path, jump, stream, 
         await b.until(gate.reached.is_set)
         jump()
         check_reply(await late, stream)  # though a step is under way
+        num_steps = b.runner.num_steps
         gate.open.set()
         await b.until_idle()
+        assert b.runner.num_steps == num_steps, "not one more step"
         (row,) = await b.service.usage()
         assert (row.finish_reason, row.output_tokens) == ("timeout", 0)
 
@@ -182,8 +187,10 @@ async def test_a_call_ends_while_it_decodes_and_its_tokens_are_counted(tmp_path,
         await b.until(gate.reached.is_set)
         jump()
         check_reply(await late, stream, has_tokens=True)
+        num_steps = b.runner.num_steps
         gate.open.set()
         await b.until_idle()
+        assert b.runner.num_steps == num_steps, "not one more step"
         (row,) = await b.service.usage()
         assert row.finish_reason == "timeout" and row.output_tokens >= 17 * n - n
 
