@@ -72,14 +72,17 @@ class SlotMachine(RuleBasedStateMachine):
         tenants=st.lists(st.sampled_from(TENANTS), min_size=4, max_size=4),
         adapters=st.lists(st.sampled_from(ADAPTERS), min_size=4, max_size=4),
         broken=st.sampled_from([None, *ADAPTERS]),
+        num_each=st.integers(1, 3),
     )
-    def crowd(self, tenants, adapters, broken):
+    def crowd(self, tenants, adapters, broken, num_each):
         for tenant, adapter in zip(tenants, adapters, strict=True):
-            self._arrive(tenant=tenant, adapter=adapter, is_in_host=True)
+            for _ in range(num_each):
+                self._arrive(tenant=tenant, adapter=adapter, is_in_host=True)
             self.admit(9)
             self.runner_changes_slots()
             for digest in self._loads_due():
                 self._load_ends(digest, fails=digest == broken)
+            self.admit(9)
 
     def _arrive(self, *, adapter, is_in_host, **fields):
         self._tick()
@@ -164,13 +167,17 @@ class SlotMachine(RuleBasedStateMachine):
                 self.lifecycle.preempt(sequence)
                 self.happened["preempted for a slot"] += 1
 
-    @rule(data=st.data())
-    def preempt(self, data):
+    @rule(data=st.data(), reasons=st.lists(st.booleans(), min_size=1, max_size=3))
+    def preempt(self, data, reasons):
+        """One or more sequences of a queue, each for its blocks or for the slot."""
         running = list(self.lifecycle.running)
         if running:
             self._tick()
-            self.lifecycle.preempt(data.draw(st.sampled_from(running)))
-            self.happened["preempted"] += 1
+            queue = data.draw(st.sampled_from(running)).request.queue
+            victims = [s for s in running if s.request.queue is queue]
+            for victim, for_blocks in zip(victims, reasons, strict=False):
+                self.lifecycle.preempt(victim, for_blocks=for_blocks)
+                self.happened["preempted for blocks" if for_blocks else "preempted"] += 1
 
     @rule(data=st.data())
     def end(self, data):
@@ -271,7 +278,7 @@ def test_slots_are_given_kept_and_taken_back_rightly_whatever_comes_between():
 
     run_state_machine_as_test(Machine, settings=SETTINGS)
     for event in (
-        "reserved head", "evicted", "load failed", "preempted for a slot", "preempted", "hastened",
-        "forgotten", "draining",
+        "reserved head", "evicted", "load failed", "preempted for a slot", "preempted",
+        "preempted for blocks", "hastened", "forgotten", "draining",
     ):  # fmt: skip
         assert Machine.happened[event] > 0, (event, Machine.happened)
