@@ -53,32 +53,43 @@ def json_body(
     struct: type[msgspec.Struct], headers: Mapping[str, str] | None = None
 ) -> type[Operation]:
     """Return an operation class that documents a JSON body of this type, and optional headers."""
+    return _operation({"application/json": _json_schema(struct)}, headers)
+
+
+def _json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
     (schema,), parts = msgspec.json.schema_components([struct], ref_template="{name}")
-    inlined = _inline(schema, parts)
-    return _operation("application/json", inlined, headers)
+    return _inline(schema, parts)
 
 
 def multipart_body(
     properties: Mapping[str, Mapping[str, Any]],
     required: Sequence[str],
     headers: Mapping[str, str] | None = None,
+    or_json: type[msgspec.Struct] | None = None,
 ) -> type[Operation]:
-    """Return an operation class that documents a multipart body, and optional headers."""
-    return _operation(
-        "multipart/form-data",
-        {"type": "object", "properties": dict(properties), "required": list(required)},
-        headers,
-    )
+    """Return an operation class that documents a multipart body, and optional headers.
+
+    With `or_json`, the body may be JSON of that type instead.
+    """
+    form = {"type": "object", "properties": dict(properties), "required": list(required)}
+    bodies = {"multipart/form-data": form}
+    if or_json is not None:
+        bodies["application/json"] = _json_schema(or_json)
+    return _operation(bodies, headers)
 
 
 def _operation(
-    media_type: str, schema: dict[str, Any], headers: Mapping[str, str] | None = None
+    bodies: Mapping[str, dict[str, Any]], headers: Mapping[str, str] | None = None
 ) -> type[Operation]:
     @dataclass
     class DocumentedOperation(Operation):
         def __post_init__(self) -> None:
             self.request_body = RequestBody(
-                content={media_type: OpenAPIMediaType(schema=_RawSchema(schema))}, required=True
+                content={
+                    media_type: OpenAPIMediaType(schema=_RawSchema(schema))
+                    for media_type, schema in bodies.items()
+                },
+                required=True,
             )
             if headers:
                 self.parameters = [

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import json
+import os
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -210,6 +213,42 @@ async def test_admins_register_files_under_the_root_for_a_tenant(tmp_path: Path)
             assert (await stranger.get(ready["url"])).status_code == 404
             own = f"/v1/registrations/{ready['id']}"
             assert (await stranger.get(own)).status_code == 404
+
+
+async def cli(service: TestService, *arguments: str, key: str = "acme:tenant") -> tuple[int, str]:
+    """What `loraplex adapters register` prints, and how it exits."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loraplex", "adapters", "register", *arguments,
+        "--url", service.url, "--api-key", service.keys[key],
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": "platform:."}, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_the_command_waits_for_the_version_or_says_why_there_is_none(tmp_path: Path):
+    async with service_and_hub(tmp_path) as (service, _):
+        (good, said), (bad, why), (begun, identity) = await asyncio.gather(
+            cli(service, "a", "hf://org/name"),
+            cli(service, "b", "hf://org/none"),
+            cli(service, "c", "hf://org/name", "--no-wait", "--json"),
+        )
+        assert good == 0
+        assert "a@1 registered, digest" in said and COMMIT in said
+        assert bad == 1
+        assert "(source_not_found)" in why
+        assert begun == 0
+        assert json.loads(identity)["state"] == "queued"
+
+
+async def test_the_api_page_tells_of_both_bodies(tmp_path: Path):
+    async with service_and_hub(tmp_path) as (service, _), service.client(None) as client:
+        document = (await client.get("/docs/openapi.json")).json()
+        content = document["paths"]["/v1/adapters"]["post"]["requestBody"]["content"]
+        assert set(content) == {"multipart/form-data", "application/json"}
+        assert content["application/json"]["schema"]["required"] == ["name", "source"]
 
 
 async def test_a_tenant_has_so_many_under_way_and_the_others_go_on(tmp_path: Path):

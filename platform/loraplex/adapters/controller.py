@@ -14,7 +14,11 @@ from adapter_store.model_ref import check_adapter_name
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.publishing import publish, remove_unused, upload_folder
-from loraplex.adapters.registrations import Registration, begin_registration
+from loraplex.adapters.registrations import (
+    Registration,
+    RegistrationOrder,
+    begin_registration,
+)
 from loraplex.adapters.residency import check_may_change, limits_of
 from loraplex.adapters.upload import receive_upload
 from loraplex.adapters.version_controller import Abort
@@ -44,6 +48,7 @@ _UPLOAD = multipart_body(
     },
     required=["name"],
     headers=IDEMPOTENCY_HEADERS,
+    or_json=RegistrationOrder,
 )
 
 

@@ -2,6 +2,7 @@
 and `--tenant`.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_tenant_api
 
+_POLL_SECONDS = 0.5
+
 
 @click.group()
 def adapters() -> None:
-    """Push, list, show, remove, alias and keep adapters."""
+    """Push, register, list, show, remove, alias and keep adapters."""
 
 
 @adapters.command("push")
@@ -47,6 +50,53 @@ def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClien
     )
     for warning in reply["report"].get("warnings", []):
         click.echo(f"warning: {warning}", err=True)
+
+
+@adapters.command("register")
+@click.argument("name")
+@click.argument("source")
+@click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
+@click.option("--no-wait", is_flag=True, help="Print the registration's id and return at once.")
+@json_option
+@with_tenant_api
+def register(
+    name: str, source: str, no_publish: bool, no_wait: bool, as_json: bool, api: ApiClient
+) -> None:  # fmt: skip
+    """Have the service fetch SOURCE as the next version of NAME.
+
+    SOURCE is hf://org/name@revision, s3://bucket/prefix or, for admins, file:///folder.
+    """
+    order = {"name": name, "source": source, "publish": not no_publish}
+    found: dict[str, Any] = api.call("POST", "/v1/adapters", json=order)
+    if not no_wait:
+        found = _ended(api, found, quiet=as_json)
+    if as_json:
+        print_json(found)
+    elif found["state"] == "ready":
+        state = "unchanged" if found["unchanged"] else "registered"
+        click.echo(
+            f"{name}@{found['version']} {state}, digest {found['digest'][:12]}, "
+            f"from {found['source']}"
+        )
+    elif found["state"] != "failed":
+        click.echo(f"{found['id']} is {found['state']}")
+    if (error := found["error"]) is not None:
+        raise click.ClickException(f"{error['message']} ({error['code']})")
+
+
+def _ended(api: ApiClient, found: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Follow a registration to its end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task(found["state"], total=None)
+        while found["state"] not in ("ready", "failed"):
+            time.sleep(_POLL_SECONDS)
+            found = api.call("GET", f"/v1/registrations/{segment(found['id'])}")
+            progress.update(
+                task, description=found["state"], completed=found["received_bytes"],
+                total=found["total_bytes"],
+            )  # fmt: skip
+    return found
 
 
 @adapters.command("list")
