@@ -127,7 +127,7 @@ def build_runner(
         softcap=config.attention_softcap,
     )
     if make_sampler is None:
-        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops.argmax)
+        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops)
     else:
         sampler = make_sampler(config.vocab_size, config.eos_token_ids)
     return BuiltRunner(

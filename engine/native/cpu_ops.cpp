@@ -1,5 +1,5 @@
 // The decoder's operations on CPUs, beside LoRA's: attention over paged keys and values, norms,
-// rotation, activation, linears in bfloat16, and the greedy choice of a token.
+// rotation, activation, linears in bfloat16, and the choice of tokens.
 //
 // Plain C++ without Python or PyTorch: built once at install, loaded by engine/ops/native_library.py. Its OpenMP
 // symbols are left to the process: PyTorch's own pool of threads does the work. Callers have
@@ -57,6 +57,13 @@ struct AttendArgs {
     bool is_bf16;
 };
 
+struct DrawArgs {
+    int64_t best;  // index of the largest logit
+    uint64_t key;
+    float temperature;
+    float lowest;  // scaled logit below the best's that still takes part
+};
+
 struct LinearArgs {
     const uint16_t* x;
     uint16_t* y;
@@ -72,6 +79,7 @@ static void (*const norm_of[])(const NormArgs&, int64_t) = IN_EACH_SET(norm);
 static void (*const activate_of[])(const ActivateArgs&, int64_t) = IN_EACH_SET(activate);
 static void (*const rotate_of[])(const RotateArgs&, int64_t) = IN_EACH_SET(rotate);
 static int64_t (*const largest_of[])(const void*, bool, int64_t) = IN_EACH_SET(largest);
+static int64_t (*const draw_of[])(const void*, bool, int64_t, const DrawArgs&) = IN_EACH_SET(draw);
 static void (*const attend_of[])(const AttendArgs&) = IN_EACH_SET(attend);
 
 static const int64_t MIN_SHARED_ELEMENTS = 60000;  // below, waking another thread costs more than it does
@@ -149,6 +157,18 @@ void loraplex_argmax(
     int64_t x_stride, int64_t* out) {
     share_rows(rows, size, threads, [&](int64_t row) {
         out[row] = largest_of[isa]((const char*)x + row * x_stride * (is_bf16 ? 2 : 4), is_bf16 != 0, size);
+    });
+}
+
+// Draw tokens; draw i is from row rows[i] of x, see draw.h.
+void loraplex_draw(
+    int64_t isa, int64_t is_bf16, int64_t threads, int64_t draws, int64_t size, const void* x,
+    int64_t x_stride, const int64_t* rows, const int64_t* best, const uint64_t* keys,
+    const float* temperatures, const float* lowest, int64_t* out) {
+    share_rows(draws, size, threads, [&](int64_t i) {
+        const DrawArgs args{best[i], keys[i], temperatures[i], lowest[i]};
+        const char* row = (const char*)x + rows[i] * x_stride * (is_bf16 ? 2 : 4);
+        out[i] = draw_of[isa](row, is_bf16 != 0, size, args);
     });
 }
 

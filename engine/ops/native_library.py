@@ -18,6 +18,7 @@ _SIGNATURES = {
     "activate": [_N, _N, _N, _N, _N, _P, _N, _P],
     "rotate": [_N, _N, _N, _N, _N, _N, _N, _P, _N, _P, _P, _P],
     "argmax": [_N, _N, _N, _N, _N, _P, _N, _P],
+    "draw": [_N, _N, _N, _N, _N, _P, _N, _P, _P, _P, _P, _P, _P],
     "store_kv": [_N, _N, _N, _N, _N, _P, _N, _P, _N, _P, _P, _P, _N],
     "attend": [_N, _N, _N, _N, _P, _P, _P, _N, _N, _N, _N, _N, _D, _D, _P, _N, _P, _P, _N, _P],
     "linear": [_N, _N, _P, _N, _N, _P, _P, _N, _P],
@@ -33,6 +34,7 @@ class NativeLibrary:
     activate: Callable[..., None]
     rotate: Callable[..., None]
     argmax: Callable[..., None]
+    draw: Callable[..., None]
     store_kv: Callable[..., None]
     attend: Callable[..., None]
     linear: Callable[..., None]

@@ -1,6 +1,6 @@
 """A decoder's operations through the compiled kernels, where they take the model's shapes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from engine.ops import native_attention, native_linear
 from engine.ops.native_attention import NativeAttention, NativeKVCache
 from engine.ops.native_library import NativeLibrary
 from engine.ops.native_linear import NativeLinear
-from engine.ops.protocol import LinearOp
-from engine.ops.torch_ops import TorchOps
+from engine.ops.protocol import Draw, LinearOp
+from engine.ops.torch_ops import TorchOps, lowest_score
 
 
 class NativeOps:
@@ -154,6 +154,32 @@ class NativeOps:
             scale=scale,
             softcap=softcap,
         )
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """See `DecoderOps.draw`."""
+        assert logits.stride(1) == 1
+        rows = np.array([draw.row for draw in draws], dtype=np.int64)
+        best = np.array([draw.best for draw in draws], dtype=np.int64)
+        keys = np.array([draw.key for draw in draws], dtype=np.uint64)
+        temperatures = np.array([draw.temperature for draw in draws], dtype=np.float32)
+        lowest = np.array([lowest_score(draw.min_p) for draw in draws], dtype=np.float32)
+        drawn = np.empty(len(draws), dtype=np.int64)
+        self._library.draw(
+            self._instruction_set,
+            logits.dtype is torch.bfloat16,
+            torch.get_num_threads(),
+            len(draws),
+            logits.shape[1],
+            logits.data_ptr(),
+            logits.stride(0),
+            rows.ctypes.data,
+            best.ctypes.data,
+            keys.ctypes.data,
+            temperatures.ctypes.data,
+            lowest.ctypes.data,
+            drawn.ctypes.data,
+        )
+        return drawn.tolist()
 
     def argmax(self, logits: Tensor) -> list[int]:
         """See `DecoderOps.argmax`."""

@@ -1,7 +1,7 @@
 """The operations of a decoder that have more than one implementation."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +9,19 @@ from torch import Tensor
 from engine.attention import AttentionBackend
 from engine.kv_cache import KVCache
 from engine.models.rotary import RotaryTable
+
+
+class Draw(NamedTuple):
+    """One draw from one row of logits."""
+
+    row: int
+    best: int
+    """The row's argmax."""
+    key: int
+    """Of the noise; see `stream_key`."""
+    temperature: float
+    min_p: float
+    """Tokens less probable than this times the best one are not drawn."""
 
 
 class LinearOp(Protocol):
@@ -103,6 +116,13 @@ class DecoderOps(Protocol):
         softcap: float | None = None,
     ) -> AttentionBackend:
         """Attention of one model's shape; see `engine.cpu_attention.CpuAttention`."""
+        ...
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Draw token ids from the softmax of rows of logits [rows, size], all of them finite.
+
+        By an exponential race with the noise of `engine.sampling.noise`.
+        """
         ...
 
     def argmax(self, logits: Tensor) -> list[int]:

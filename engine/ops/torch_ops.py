@@ -1,7 +1,7 @@
 """A decoder's operations in PyTorch; a row's bits never depend on its neighbours."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,9 @@ from torch import Tensor
 from engine.cpu_attention import CpuAttention
 from engine.kv_cache import KVCache
 from engine.models.rotary import RotaryTable
+from engine.ops.protocol import Draw
 from engine.padding import ROW_TILE
+from engine.sampling.noise import exponential_noise
 
 
 class TorchOps:
@@ -93,6 +95,18 @@ class TorchOps:
             softcap=softcap,
         )
 
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """See `DecoderOps.draw`."""
+        token_ids = torch.arange(logits.shape[1], device=logits.device)
+        drawn: list[int] = []
+        for row, best, key, temperature, min_p in draws:  # a row at a time stays in cache
+            scores = logits[row].to(torch.float32)
+            scores = (scores - scores[best]) / temperature
+            weights = scores.exp().masked_fill_(scores < lowest_score(min_p), 0.0)
+            times = exponential_noise([key], token_ids)[0] / weights
+            drawn.append(int(times.argmin()))
+        return drawn
+
     def argmax(self, logits: Tensor) -> list[int]:
         """See `DecoderOps.argmax`."""
         # amax and amin hand NaN on.
@@ -148,6 +162,11 @@ class TorchRotation:
         if size == heads.shape[-1]:
             return rotated
         return torch.cat((rotated, heads[..., size:]), dim=-1)
+
+
+def lowest_score(min_p: float) -> float:
+    """The logit, over temperature and below the best one, under which `min_p` drops a token."""
+    return min(math.log(min_p), 0.0) if min_p > 0 else -math.inf
 
 
 def _silu(gate: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Draws the next token of every row of a step."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from engine.ops import TorchOps
+from engine.ops import DecoderOps, Draw, TorchOps
 from engine.sampling.adjustments import adjust_logits, has_adjustments
 from engine.sampling.filters import Candidates, min_p_, scale_by_temperature, top_k_top_p
 from engine.sampling.logprobs import sampled_tokens
@@ -33,12 +33,12 @@ class Sampler:
         self,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        argmax: Callable[[Tensor], list[int]] | None = None,
+        ops: DecoderOps | None = None,
     ) -> None:
-        """`argmax` is a `DecoderOps.argmax`, by default PyTorch's."""
+        """`ops` choose and draw, by default PyTorch's."""
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._argmax = argmax or TorchOps().argmax
+        self._ops = ops or TorchOps()
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
@@ -54,17 +54,25 @@ class Sampler:
                 f"expected ({len(rows)}, {self._vocab_size})"
             )
         results: dict[int, SampledRow] = {}
+        draws: list[Draw] = []
         others: list[int] = []
-        for index, (row, best) in enumerate(zip(rows, self._argmax(logits), strict=True)):
+        for index, (row, best) in enumerate(zip(rows, self._ops.argmax(logits), strict=True)):
             problem = _problem(row.params) if best >= 0 else "its logits are not finite"
             if problem is not None:
                 results[index] = SampledRow(error=problem)
-            elif (
-                _is_greedy(row.params) and row.params.logprobs is None and not has_adjustments(row)
-            ):
-                results[index] = _without_logprobs([best] * len(row.choices))
-            else:
+            elif row.params.logprobs is not None or has_adjustments(row):
                 others.append(index)
+            elif _is_greedy(row.params):
+                results[index] = _without_logprobs([best] * len(row.choices))
+            elif _has_nucleus(row.params, self._vocab_size):
+                others.append(index)
+            else:
+                draws += _draws_of(row, index, best)
+        if draws:
+            drawn: dict[int, list[int]] = {}
+            for draw, token_id in zip(draws, self._ops.draw(logits, draws), strict=True):
+                drawn.setdefault(draw.row, []).append(token_id)
+            results.update((index, _without_logprobs(ids)) for index, ids in drawn.items())
         for chunk in self._chunks(others, logits.device.type):
             results.update(self._sample_chunk(logits, rows, chunk))
         return [results[index] for index in range(len(rows))]
@@ -121,7 +129,7 @@ def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> list[list[int]]:
     pending: list[int] = []
     everything: list[int] = []
     for index, row in enumerate(rows):
-        has_nucleus = 0 < row.params.top_k < scores.shape[1] or row.params.top_p < 1.0
+        has_nucleus = _has_nucleus(row.params, scores.shape[1])
         (pending if has_nucleus else everything).append(index)
     if everything:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
@@ -183,6 +191,24 @@ def _problem(params: SamplingParams) -> str | None:
 
 def _is_greedy(params: SamplingParams) -> bool:
     return params.temperature < _GREEDY_BELOW
+
+
+def _has_nucleus(params: SamplingParams, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0
+
+
+def _draws_of(row: SamplingRow, index: int, best: int) -> list[Draw]:
+    params = row.params
+    return [
+        Draw(
+            index,
+            best,
+            stream_key(params.seed, choice, row.output_position),
+            params.temperature,
+            params.min_p,
+        )
+        for choice in row.choices
+    ]
 
 
 def _select(rows: Tensor, indices: list[int]) -> Tensor:

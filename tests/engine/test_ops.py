@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from engine.models.rotary import RotaryTable
-from engine.ops import DecoderOps, choose, choose_ops
+from engine.ops import DecoderOps, Draw, choose, choose_ops
 from engine.ops import native_library as native
+from engine.sampling.noise import stream_key
 from lora_kernels.errors import KernelUnavailable
 from tests.support.decoder_ops import make_ops, ops_names
 
@@ -188,3 +189,29 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path):
     path.write_bytes(b"not an object file")
     with pytest.raises(KernelUnavailable, match=r"_native\.so cannot be loaded"):
         native.load_native_library(path)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [5, 16, 1000])
+def test_paths_draw_alike_and_a_draw_does_not_depend_on_the_others(ops, dtype, size, threads):
+    logits = (random(40, size, dtype=torch.float32) * 3).to(dtype)
+    logits[:, 3] = -300.0
+    draws = [
+        Draw(row, best, stream_key(row, 0, 7), 0.3 + row / 20, 0.0 if row % 3 else 0.02)
+        for row, best in enumerate(ops.argmax(logits))
+    ]
+    drawn = ops.draw(logits, draws)
+    assert [ops.draw(logits, [draw])[0] for draw in draws] == drawn
+    # An exponential's last bit may decide between two tokens: once in millions of draws.
+    assert drawn == choose_ops("torch").draw(logits, draws)
+    assert 3 not in drawn
+    assert len(set(drawn)) > 3
+
+
+def test_min_p_and_a_cold_temperature_leave_only_the_best(ops):
+    logits = torch.tensor([[1.0, 4.0, 3.9, 2.0]])
+    keys = [stream_key(seed, 0, 0) for seed in range(200)]
+    assert set(ops.draw(logits, [Draw(0, 1, key, 1.0, 0.95) for key in keys])) == {1}
+    assert set(ops.draw(logits, [Draw(0, 1, key, 1.0, 0.5) for key in keys])) == {1, 2}
+    assert set(ops.draw(logits, [Draw(0, 1, key, 1e-4, 0.0) for key in keys])) == {1}
+    assert set(ops.draw(logits, [Draw(0, 1, key, 1.0, 1.5) for key in keys])) == {1}

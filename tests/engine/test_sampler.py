@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledRow, SamplingRow
+from tests.support.decoder_ops import make_ops, ops_names
 
 VOCAB = 5003
 EOS = (2,)
@@ -65,11 +66,12 @@ def ids(results: list[SampledRow]) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_gets_the_same_bits_alone_and_in_any_crowd(dtype, num_threads):
+@pytest.mark.parametrize("name", sorted({ops_names()[0], ops_names()[-1]}))
+def test_a_row_gets_the_same_bits_alone_and_in_any_crowd(dtype, num_threads, name):
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        sampler = Sampler(VOCAB, EOS)
+        sampler = Sampler(VOCAB, EOS, make_ops(name))
         rows = mixed_rows(60)
         logits = random_logits(60).to(dtype)
         crowd = sampler.sample(logits, rows)
@@ -136,11 +138,12 @@ def test_draws_follow_the_distribution_of_transformers_pipeline():
     assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_pure_temperature_draws_follow_softmax():
+@pytest.mark.parametrize("name", ops_names())
+def test_pure_temperature_draws_follow_softmax(name):
     vocab, num_draws, num_seeds = 30, 4_000, 25
     logits = random_logits(1, vocab, seed=6) / 2
     mean = logits[0].double().softmax(-1) * num_draws
-    sampler = Sampler(vocab, EOS)
+    sampler = Sampler(vocab, EOS, make_ops(name))
     statistic = 0.0
     for seed in range(num_seeds):
         row = make_row(choices=tuple(range(num_draws)), seed=seed)
