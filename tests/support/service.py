@@ -17,7 +17,7 @@ from litestar import Litestar
 from safetensors.numpy import save as save_safetensors
 
 from adapter_store.base_model import BaseModel, LinearShape
-from adapter_store.blobs import LocalBlobStore
+from adapter_store.blobs import BlobStore, LocalBlobStore
 from adapter_store.cache.shared import OneProcess, SharedCache
 from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
@@ -95,7 +95,7 @@ class TestService:
     engine: FakeEngine
     """Or another client, where a test gave one."""
     registry: Registry
-    blobs: LocalBlobStore
+    blobs: BlobStore
     tokenizer: Tokenizer
     root: Path
     keys: dict[str, str]
@@ -148,6 +148,7 @@ async def running_service(
     sources: AdapterSources | None = None,
     source_settings: SourceSettings | None = None,
     shared_cache: SharedCache | None = None,
+    blobs: BlobStore | None = None,
     database_url: str | None = None,
 ) -> AsyncIterator[TestService]:
     """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
@@ -181,7 +182,7 @@ async def running_service(
         for scope in ("inference", "tenant"):
             keys[f"{tenant}:{scope}"] = (await registry.create_key(tenant, [scope])).plain
     engine = engine or FakeEngine()
-    blobs = LocalBlobStore(root / "blobs")
+    blobs = blobs or LocalBlobStore(root / "blobs")
     tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer"))
     backends = Backends(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
