@@ -51,8 +51,9 @@ class Residency:
     def set(self, pinned: Iterable[str], warm: Iterable[str], recent: Iterable[str] = ()) -> None:
         """Replace what is pinned and warm. `recent`, adapters to read ahead, counts once only."""
         wanted = [digest for digest in dict.fromkeys(pinned) if is_digest(digest)]
-        self.pinned, beyond = tuple(wanted[: self._max_pinned]), wanted[self._max_pinned :]
-        if beyond:
+        before, self.pinned = self.pinned, tuple(wanted[: self._max_pinned])
+        beyond = wanted[self._max_pinned :]
+        if beyond and self.pinned != before:
             self._log.warning("too_many_pinned", limit=self._max_pinned, beyond=len(beyond))
         self.warm = tuple(dict.fromkeys((*beyond, *filter(is_digest, warm))))
         self._core.pin(frozenset(self.pinned))
