@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Footprint:
 
     first_token_seconds: float
     engine_peak: int
+    """Bytes."""
     api_peak: int
 
 
@@ -186,6 +187,7 @@ def main() -> None:
             "loops": options.loops,
             "profile": profile,
             "adapter_bytes": adapter_bytes,
+            "footprints": {name: asdict(foot) for name, foot in footprints.items()},
             "runs": {name: passes.as_dict() for name, passes in taken.items()},
         },
     )

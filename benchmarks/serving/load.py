@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -203,11 +203,6 @@ def warm_up(url: str, mixes: Sequence[str], *, key: str = "", base: str = "base"
             if number < 8:
                 calls[mix, number] = Call(call.model, call.prompt, 16)
     asyncio.run(closed_loop(url, list(calls.values()), 8, key))
-
-
-def figures_of(results: Mapping[str, Sequence[Result]]) -> dict[str, list[dict[str, Any]]]:
-    """Every pass of every run, for JSON."""
-    return {name: [result.as_dict() for result in passes] for name, passes in results.items()}
 
 
 def main() -> None:
