@@ -1,20 +1,24 @@
 """Time to first token through the service and of the engine alone, in calls that take turns."""
 
+import random
 import socket
 import statistics
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import zmq
 
 from benchmarks.paced_service import ADAPTER, PacedService
 from benchmarks.raw_streams import Call, Stream, chat, completion, connect, read_all
-from engine.messages import EngineRequest, Generate, Hello, Outputs, Welcome
+from benchmarks.serving.figures import percentile
+from engine.messages import EngineMessage, EngineRequest, Generate, Hello, Outputs, Welcome
 from engine.sampling_params import SamplingParams
 from engine.wire import Codec
 
+M = TypeVar("M", bound=EngineMessage)
 Times = dict[str, list[float]]
 """Milliseconds by the way a call went."""
 ALONE = "engine alone"
@@ -23,42 +27,42 @@ CACHED = "completions, cached adapter"
 
 
 class DirectCalls:
-    """Calls of the engine over its socket, without the service."""
+    """Calls of the engine over its socket, without the service; one at least every 2 seconds."""
 
     def __init__(self, service: PacedService, prompt: list[int]) -> None:
         self._prompt = prompt
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.RCVTIMEO, 10_000)
         self._socket.connect(f"ipc://{service.engine_socket}")
         self._codec = Codec()
         self._next_id = 0
+        self._socket.send(self._codec.encode(Hello()))
+        self._session = self._receive(Welcome).session
 
     def first_token(self) -> float:
-        session = self._join()
         self._next_id += 1
         request = EngineRequest(
             request_id=self._next_id, tenant="acme", prompt_token_ids=self._prompt,
             sampling=SamplingParams(max_tokens=1, seed=0, temperature=0.0),
         )  # fmt: skip
         started = time.perf_counter()
-        self._socket.send(self._codec.encode(Generate(request, session=session)))
-        while not isinstance(self._codec.decode_engine(self._socket.recv()), Outputs):
-            pass
+        self._socket.send(self._codec.encode(Generate(request, session=self._session)))
+        self._receive(Outputs)
         return time.perf_counter() - started
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def _join(self) -> int:
-        """Each time: the engine drops a client that was silent between two calls."""
-        self._socket.send(self._codec.encode(Hello()))
+    def _receive(self, kind: type[M]) -> M:
         while True:
             message = self._codec.decode_engine(self._socket.recv())
-            if isinstance(message, Welcome):
-                return message.session
+            if isinstance(message, kind):
+                return message
 
 
-def measure_first_tokens(service: PacedService, rounds: int) -> Times:
+def measure_first_tokens(service: PacedService, rounds: int, step_seconds: float = 0.0) -> Times:
+    """Calls come at any moment of a step, since they wait for the next one."""
     call = completion("base", 1)
     direct = DirectCalls(service, call.body["prompt"])
     ways: dict[str, Callable[[], float]] = {
@@ -69,9 +73,11 @@ def measure_first_tokens(service: PacedService, rounds: int) -> Times:
     }
     for way in ways.values():  # connections, caches, the adapter's load
         way()
+    moments = random.Random(1)
     times: Times = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
+            time.sleep(moments.uniform(0, step_seconds))
             times[name].append(1e3 * way())
     direct.close()
     return times
@@ -111,11 +117,18 @@ def running_streams(service: PacedService, num: int, num_tokens: int) -> Generat
         reader.join()  # by the SystemExit of a stream that was cut
 
 
-def print_first_tokens(name: str, times: Times) -> None:
-    print(f"\nTime to first token, ms, {name}\n  {'':32}{'p50':>10}{'p99':>10}{'added p50':>12}")
+def first_token_cells(name: str, times: Times) -> list[list[str]]:
+    """A row for each way; the last one is what a cached adapter adds, pair by pair."""
     alone = statistics.median(times[ALONE])
-    for way, found in times.items():
-        p50, p99 = statistics.median(found), sorted(found)[int(0.99 * len(found))]
-        print(f"  {way:32}{p50:10.2f}{p99:10.2f}{p50 - alone:12.2f}")
+    rows = [
+        [
+            f"{way}, {name}",
+            f"{statistics.median(found):.2f}",
+            f"{percentile(found, 0.99):.2f}",
+            f"{statistics.median(found) - alone:.2f}",
+        ]
+        for way, found in times.items()
+    ]
     pairs = zip(times[CACHED], times[BASE], strict=True)
-    print(f"  a cached adapter adds {statistics.median(a - b for a, b in pairs):.2f} (bar: 1.00)")
+    added = statistics.median(cached - base for cached, base in pairs)
+    return [*rows, [f"a cached adapter, {name}", "", "", f"{added:.2f}"]]

@@ -1,7 +1,7 @@
 """What the service adds to the engine: tokens a second through one API process, CPU time a token,
 and time to first token, with an engine that computes nothing.
 
-    python -m benchmarks.service_overhead [--model DIR] [--rounds N]
+    python -m benchmarks.service_overhead [--rounds N] [--model DIR] [--json FILE]
 
 Three processes share the machine: the engine (real server, scheduler and socket, a runner that does
 nothing), one API process as `loraplex serve` starts it, and this one, which counts the streams'
@@ -9,17 +9,15 @@ bytes. Flat out the engine does not wait, so that a process that is behind finds
 once and sends them in one event; at a fixed step time each token is an event of its own.
 """
 
-import argparse
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
-from benchmarks.first_token_times import measure_first_tokens, print_first_tokens, running_streams
+from benchmarks.first_token_times import first_token_cells, measure_first_tokens, running_streams
 from benchmarks.paced_service import ADAPTER, PacedService, paced_service
 from benchmarks.raw_streams import Call, chat, completion, connect, read_all
-from loraplex.weights import ensure_weights
+from benchmarks.serving.figures import machine, markdown, over_passes, percentile, write_json
+from benchmarks.serving.options import make_parser, model_dir
 
 NUM_STREAMS = 32
 LOADED_STEP_SECONDS = 0.02
@@ -65,7 +63,6 @@ def measure_throughput(service: PacedService, call: Call) -> Throughput:
     if num_tokens != NUM_STREAMS * call.body["max_tokens"]:
         raise SystemExit(f"{num_tokens} tokens came, not {NUM_STREAMS * call.body['max_tokens']}")
     seconds = max(s.last_at for s in streams) - min(s.first_at for s in streams)
-    gaps = sorted(gap for stream in streams for gap in stream.gaps)
     for stream in streams:
         stream.connection.close()
     return Throughput(
@@ -74,7 +71,7 @@ def measure_throughput(service: PacedService, call: Call) -> Throughput:
         api_us=1e6 * api / num_tokens,
         engine_us=1e6 * engine / num_tokens,
         client_us=1e6 * client / num_tokens,
-        p99_gap_ms=1e3 * gaps[int(0.99 * len(gaps))],
+        p99_gap_ms=1e3 * percentile([gap for s in streams for gap in s.gaps], 0.99),
     )
 
 
@@ -83,54 +80,75 @@ def _cpu_seconds(service: PacedService) -> tuple[float, float, float]:
     return api.user + api.system, engine.user + engine.system, time.process_time()
 
 
-def print_throughput(name: str, results: Sequence[Throughput]) -> None:
-    def middle(field: str) -> float:
-        return statistics.median(getattr(result, field) for result in results)
-
-    print(
-        f"  {name:36}{middle('tokens_per_second'):10,.0f}{middle('tokens_per_event'):11.2f}"
-        f"{middle('api_us'):8.1f}{middle('engine_us'):8.1f}{middle('client_us'):8.1f}"
-        f"{middle('p99_gap_ms'):10.1f}"
-    )
+COLUMNS = (
+    "32 streams", "tokens/s", "tokens an event", "CPU µs a token: API", "engine", "client",
+    "p99 gap ms",
+)  # fmt: skip
+FIRST_TOKEN_COLUMNS = ("time to first token, ms", "p50", "p99", "added to p50")
 
 
-def measure_pace(service: PacedService, pace: Pace, rounds: int) -> None:
+def throughput_cells(name: str, results: Sequence[Throughput]) -> list[str]:
+    return [
+        name,
+        over_passes([result.tokens_per_second for result in results]),
+        over_passes([result.tokens_per_event for result in results], 2),
+        over_passes([result.api_us for result in results], 1),
+        over_passes([result.engine_us for result in results], 1),
+        over_passes([result.client_us for result in results], 1),
+        over_passes([result.p99_gap_ms for result in results], 1),
+    ]
+
+
+def measure_pace(service: PacedService, pace: Pace, rounds: int) -> dict[str, list[Throughput]]:
+    """By what was called, in calls that take turns."""
     calls = {
         "completions": completion("base", pace.stream_tokens),
         "completions, adapter": completion(ADAPTER.name, pace.stream_tokens),
         "chat": chat("base", pace.stream_tokens),
     }
-    results: dict[str, list[Throughput]] = {name: [] for name in calls}
+    results: dict[str, list[Throughput]] = {f"{name}, {pace.name}": [] for name in calls}
     for _ in range(rounds):
-        for name, call in calls.items():
-            results[name].append(measure_throughput(service, call))
-    for name, found in results.items():
-        print_throughput(f"{name}, {pace.name}", found)
+        for call, found in zip(calls.values(), results.values(), strict=True):
+            found.append(measure_throughput(service, call))
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="folder of the model whose tokenizer is used")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    model_dir = args.model or ensure_weights()
-    print(f"{NUM_STREAMS} streams (bar: 20,000 tokens/s)")
-    print(f"  {'':36}{'':10}{'':11}{'CPU µs a token':>24}{'p99 gap':>10}")
-    print(
-        f"  {'':36}{'tokens/s':>10}{'tok/event':>11}{'API':>8}{'engine':>8}{'client':>8}{'ms':>10}"
-    )
+    options = parser.parse_args()
+    started = time.monotonic()
+    model = model_dir(options)
+    print(machine(), flush=True)
+    throughput: dict[str, list[Throughput]] = {}
     for pace in PACES:
-        with paced_service(model_dir, pace.step_seconds) as service:
-            measure_pace(service, pace, args.rounds)
-    with paced_service(model_dir, 0.0) as service:
-        idle = measure_first_tokens(service, 100 * args.rounds)
-    print_first_tokens("one call at a time (bar: 3.00 added)", idle)
+        with paced_service(model, pace.step_seconds) as service:
+            throughput |= measure_pace(service, pace, options.rounds)
+    rows = [throughput_cells(name, results) for name, results in throughput.items()]
+    print(f"\n{markdown(COLUMNS, rows)}\n\nThe bar: 20,000 tokens/s, flat out.", flush=True)
+    with paced_service(model, 0.0) as service:
+        idle = measure_first_tokens(service, 100 * options.rounds)
     with (
-        paced_service(model_dir, LOADED_STEP_SECONDS) as service,
+        paced_service(model, LOADED_STEP_SECONDS) as service,
         running_streams(service, NUM_STREAMS - 1, PACES[0].stream_tokens),
     ):
-        loaded = measure_first_tokens(service, 20 * args.rounds)
-    print_first_tokens(f"beside {NUM_STREAMS - 1} streams at 20 ms a step", loaded)
+        loaded = measure_first_tokens(service, 50 * options.rounds, LOADED_STEP_SECONDS)
+    rows = first_token_cells("one at a time", idle)
+    rows += first_token_cells("beside 31 streams, 20 ms a step", loaded)
+    print(
+        f"\n{markdown(FIRST_TOKEN_COLUMNS, rows)}\n\nThe bars: one at a time, 3 ms "
+        f"added; 1 ms by a cached adapter.\n\n{time.monotonic() - started:.0f} s; {machine()}"
+    )
+    write_json(
+        options.json,
+        {
+            "machine": machine(),
+            "throughput": {
+                name: [asdict(result) for result in results] for name, results in throughput.items()
+            },
+            "first_token_ms": {"one at a time": idle, "loaded": loaded},
+        },
+    )
 
 
 if __name__ == "__main__":

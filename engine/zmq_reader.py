@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import zmq
 
-MAX_MESSAGES_PER_TURN = 200
-"""Then other callbacks of the loop have their turn."""
+MAX_MESSAGES_PER_TURN = 20
+"""Then other callbacks of the loop have their turn. A message holds a step's tokens, and those are
+written to their clients while it is handled."""
 
 
 class ZmqReader:
