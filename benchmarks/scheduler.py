@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print(f"{NUM_SEATS} running, {NUM_ADAPTERS} adapters, {NUM_TENANTS} tenants, {NUM_SLOTS} slots")
     print(f"{'waiting':>8} {'median µs':>10} {'p99 µs':>10}")
-    gc.disable()  # as the engine's process does not; its pauses are no part of the policy
+    gc.disable()  # a pause for all that waits would land on a step at random
     for num_waiting in options.waiting:
         seconds = sorted(measure(num_waiting, num_steps=options.steps))
         p99 = seconds[int(0.99 * len(seconds))]

@@ -40,18 +40,23 @@ def step_service(config: SchedulerConfig) -> float:
 
 
 def counter_gap(config: SchedulerConfig, *, steps_of_a_load: int) -> float:
-    """How far a counter can be ahead of one that waits: 3 U + D + what is served during a load.
+    """How far a counter can be ahead of one that waits: 4 U + D + what is served during a load.
 
     At most 2 U ahead when the other claims a slot (U by running on, and U more by resuming what
-    lost its blocks), D until the claim is overdue, then a load (and the step in which each of the
-    two is noticed), and U once more while the head whose slot is there waits for seat and blocks.
+    lost its blocks), D until the claim is overdue, U until all of the victim's sequences have drawn
+    a token, then a load (and the step in which each of the two is noticed), and U once more while
+    the head whose slot is there waits for a seat and blocks.
     The service of two that wait throughout an interval differs by at most twice as much: one can
     be ahead when it begins, the other when it ends.
     """
     load = (steps_of_a_load + 2) * step_service(config)
-    return 3 * service_unit(config) + config.slot_debt_limit + load
+    return 4 * service_unit(config) + config.slot_debt_limit + load
 
 
 def claim_service(config: SchedulerConfig, *, claims_ahead: int) -> float:
-    """What can be served before a claim has its slot: (claims ahead + 1) x (D + a step)."""
-    return (claims_ahead + 1) * (config.slot_debt_limit + step_service(config))
+    """What can be served before a claim has its slot: (claims ahead + 1) x (D + U + a step).
+
+    U, for a victim is not preempted before all of its sequences have drawn a token.
+    """
+    one = config.slot_debt_limit + service_unit(config) + step_service(config)
+    return (claims_ahead + 1) * one

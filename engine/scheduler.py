@@ -263,7 +263,10 @@ class Scheduler:
         claim = gate.oldest_claim
         gate.begin_step(has_room=claim is not None and self._lifecycle.has_room(claim.head))
         while (digest := gate.overdue_victim()) is not None:
-            for sequence in self._lifecycle.running.of_adapter(digest):
+            victims = self._lifecycle.running.of_adapter(digest)
+            if not all(sequence.has_drawn for sequence in victims):
+                return  # or two adapters could recompute their prompts in turn for ever
+            for sequence in victims:
                 self._lifecycle.preempt(sequence)
                 self._plan.preempted.append(sequence.sequence_id)
 
