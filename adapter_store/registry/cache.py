@@ -8,8 +8,10 @@ commit, and a value read from before an invalidation is never kept after it.
 Values belong to scopes, which are invalidated as one: the adapters of a tenant, or all keys.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -54,6 +56,8 @@ class ReadThroughCache(Generic[V]):
         self._entries: dict[tuple[str, str], _Entry[V]] = {}
         self._keys: dict[str, set[str]] = {}
         self._reading: dict[object, str] = {}
+        self._is_away = False
+        self._probe: asyncio.Task[None] | None = None
         self._shared.subscribe(self._told)
 
     async def get(self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]) -> V | None:
@@ -63,23 +67,19 @@ class ReadThroughCache(Generic[V]):
         now = self._monotonic()
         if entry is not None and now < entry.expires_at:
             return entry.value
-        token = object()
-        self._reading[token] = scope
+        if entry is not None and self._is_away and now < entry.stale_at:
+            # Nobody waits for a database that let others wait in vain; one asks whether it is back.
+            if self._probe is None or self._probe.done():
+                self._probe = asyncio.create_task(self._ask_again(scope, key, read))
+            return entry.value
         try:
-            value, expires_at = await self._read(scope, key, read, now)
-            is_current = token in self._reading
+            return await self._fetch(scope, key, read)
         except RegistryUnavailable:
+            self._is_away = True
             entry = self._entries.get((scope, key))  # unless it was invalidated meanwhile
             if entry is None or now >= entry.stale_at:
                 raise
             return entry.value
-        finally:
-            self._reading.pop(token, None)
-        if is_current:
-            self._drop(scope, key)  # put back at the end: the oldest entry goes first
-            if value is not None:
-                self._keep(scope, key, _Entry(expires_at, expires_at + self._stale_seconds, value))
-        return value
 
     async def invalidate(self, scope: str) -> None:
         """After a change: forget the scope here and everywhere, and whatever is being read."""
@@ -102,10 +102,40 @@ class ReadThroughCache(Generic[V]):
         self._keys.clear()
         self._entries.clear()
 
+    async def _ask_again(
+        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]
+    ) -> None:
+        # What the read raises but this means that the database answered.
+        with suppress(Exception):
+            await self._fetch(scope, key, read)
+
+    async def _fetch(
+        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]
+    ) -> V | None:
+        token = object()
+        self._reading[token] = scope
+        try:
+            value, expires_at = await self._read(scope, key, read)
+            is_current = token in self._reading
+        except RegistryUnavailable:
+            raise
+        except Exception:  # there is no such thing any more
+            self._is_away = False
+            self._drop(scope, key)
+            raise
+        finally:
+            self._reading.pop(token, None)
+        if is_current:
+            self._drop(scope, key)  # put back at the end: the oldest entry goes first
+            if value is not None:
+                self._keep(scope, key, _Entry(expires_at, expires_at + self._stale_seconds, value))
+        return value
+
     async def _read(
-        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]], now: float
+        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]
     ) -> tuple[V | None, float]:
         topic = self._topic(scope)
+        now = self._monotonic()
         found = await self._shared.read(topic, key)
         if found.value is not None:
             try:
@@ -116,6 +146,7 @@ class ReadThroughCache(Generic[V]):
                 return value, now + min(found.life_seconds, self._ttl_seconds)
         began = self._monotonic()
         value = await read()
+        self._is_away = False
         if value is not None and found.stamp is not None:
             life_seconds = began + self._ttl_seconds - self._monotonic()
             encoded = msgspec.json.encode(value)

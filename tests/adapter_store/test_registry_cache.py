@@ -1,10 +1,13 @@
 import asyncio
+from typing import Any
 
 import pytest
 
 from adapter_store.errors import ModelNotFound, RegistryUnavailable
 from adapter_store.model_ref import ModelRef
 from adapter_store.registry.cache import ReadThroughCache
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
 from tests.support.registry import (
     FINGERPRINT,
     FakeClock,
@@ -179,3 +182,99 @@ async def test_while_the_database_is_away_values_go_on_for_a_time_unless_they_ch
     now[0] = 61.0
     with pytest.raises(RegistryUnavailable):
         await cache.get("a", "a", away)
+
+
+async def test_nobody_waits_for_a_database_that_is_known_to_be_away_and_one_looks_for_it():
+    now = [0.0]
+    cache = ReadThroughCache(
+        "c", int, ttl_seconds=1.0, stale_seconds=60.0, monotonic=lambda: now[0]
+    )
+    answers: asyncio.Queue[int | Exception] = asyncio.Queue()
+    num_asked = 0
+
+    async def read() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        answer = await answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    answers.put_nowait(1)
+    assert await cache.get("s", "k", read) == 1
+    now[0] = 2.0
+    answers.put_nowait(RegistryUnavailable("no answer"))
+    assert await cache.get("s", "k", read) == 1
+    for _ in range(5):  # its answer would never come
+        assert await cache.get("s", "k", read) == 1
+        await settle()
+    assert num_asked == 3
+    answers.put_nowait(2)  # it is back
+    await settle()
+    assert await cache.get("s", "k", read) == 2
+    now[0] = 4.0
+    answers.put_nowait(3)
+    assert await cache.get("s", "k", read) == 3
+
+
+async def test_what_the_database_says_is_gone_is_not_served_while_it_is_away():
+    now = [0.0]
+    cache = ReadThroughCache(
+        "c", int, ttl_seconds=1.0, stale_seconds=60.0, monotonic=lambda: now[0]
+    )
+    answers = iter([1, ModelNotFound("deleted"), RegistryUnavailable("no answer")])
+
+    async def read() -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await cache.get("s", "k", read) == 1
+    now[0] = 1.0
+    with pytest.raises(ModelNotFound):
+        await cache.get("s", "k", read)
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("s", "k", read)
+
+
+class FlakyDatabase(Database):
+    is_away = False
+
+    async def read(self, work: Any) -> Any:
+        if self.is_away:
+            raise RegistryUnavailable("no answer")
+        return await super().read(work)
+
+
+async def test_known_keys_and_adapters_go_on_while_the_database_is_away(registry_url: str):
+    clock = FakeClock()
+    database = FlakyDatabase(registry_url)
+    registry = Registry(database, clock=lambda: clock.now, monotonic=lambda: clock.monotonic)
+    await registry.create_tenant("acme")
+    plain, revoked = [await registry.create_key("acme") for _ in range(2)]
+    await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
+    for key in (plain, revoked):
+        assert await registry.authenticate(key.plain) is not None
+    await registry.resolve("acme", ModelRef("a"))
+    await registry.revoke_key(revoked.key_id)
+    assert await registry.authenticate(plain.plain) is not None
+
+    database.is_away = True
+    clock.advance(60.0)
+    assert await registry.authenticate(plain.plain) is not None
+    assert (await registry.resolve("acme", ModelRef("a"))).version == 1
+    for other in (revoked.plain, "lpx_" + "x" * 43):
+        with pytest.raises(RegistryUnavailable):
+            await registry.authenticate(other)
+    clock.advance(2.0)
+    with pytest.raises(RegistryUnavailable):
+        await registry.authenticate(plain.plain)
+    assert (await registry.resolve("acme", ModelRef("a"))).version == 1
+    database.is_away = False
+    assert await registry.authenticate(plain.plain) is not None
+    await registry.close()
