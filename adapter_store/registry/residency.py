@@ -7,8 +7,9 @@ never refused for it, so more than the limit may be kept then: the oldest names 
 
 from typing import NamedTuple
 
-from sqlalchemy import select, text
+from sqlalchemy import literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from adapter_store.errors import ResidencyLimit
 from adapter_store.model_ref import DEFAULT_ALIAS
@@ -95,12 +96,14 @@ def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: Resid
 
 
 async def _kept(session: AsyncSession, base_fingerprint: str) -> list[_Kept]:
+    # First the few, by the partial index, whose condition this is: not first all the aliases.
+    kept = aliased(Adapter)
+    few = select(kept.id).where(kept.residency != literal_column("'auto'"))
     query = (
         select(Adapter.id, AdapterVersion.digest, AdapterVersion.bytes, Adapter.residency)
         .join(Alias, Alias.adapter_id == Adapter.id)
         .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
-        # The condition of the partial index, word for word.
-        .where(Alias.name == DEFAULT_ALIAS, text("adapter.residency <> 'auto'"))
+        .where(Alias.name == DEFAULT_ALIAS, Alias.adapter_id.in_(few))
         .where(AdapterVersion.base_fingerprint == base_fingerprint)
         .order_by(Adapter.id)
     )

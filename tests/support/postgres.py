@@ -65,8 +65,11 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server in a temporary folder of its own; nothing of it is left afterwards."""
+def postgres_server(**changes: str) -> Iterator[PostgresServer]:
+    """Start a server in a temporary folder of its own; nothing of it is left afterwards.
+
+    `changes` are settings of PostgreSQL beside or instead of the tests'.
+    """
     # Not under pytest's own folder, which only its user may enter.
     root = Path(tempfile.mkdtemp(prefix="loraplex-postgres-"))
     try:
@@ -75,7 +78,7 @@ def postgres_server() -> Iterator[PostgresServer]:
             os.chown(root, account["user"], account["group"])
         bin_dir = _binaries(root) / "bin"
         _run_initdb(bin_dir, root / "data", account)
-        options = [f"-c{name}={value}" for name, value in _OPTIONS.items()]
+        options = [f"-c{name}={value}" for name, value in {**_OPTIONS, **changes}.items()]
         with open(root / "log", "wb") as log:
             process = subprocess.Popen(
                 [bin_dir / "postgres", "-D", root / "data", f"-k{root}", *options],
