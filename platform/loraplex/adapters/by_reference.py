@@ -22,6 +22,7 @@ class Order:
     publish: bool
     is_admin: bool
     actor: str
+    idempotency_key: str | None = None
 
 
 async def fetch_and_publish(services: Services, order: Order, progress: Progress) -> Outcome:
@@ -46,6 +47,7 @@ async def fetch_and_publish(services: Services, order: Order, progress: Progress
         registered = await publish(
             services, order.tenant, upload, folder,
             max_rank=services.backends.engine.info.max_lora_rank, actor=order.actor,
+            idempotency_key=order.idempotency_key,
         )  # fmt: skip
     await services.residency.refresh()
     return Outcome(

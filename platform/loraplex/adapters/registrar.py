@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -30,6 +31,8 @@ from loraplex.settings import SourceSettings
 _log = structlog.get_logger("loraplex.registrar")
 
 _NOTE_SECONDS = 1.0
+_LIFE_SIGN_SECONDS = 10.0
+"""After a minute of silence others take this process for dead."""
 _SWEEP_SECONDS = 30.0
 _WRITE_ATTEMPTS = 10
 
@@ -52,12 +55,16 @@ Work = Callable[[Progress], Awaitable[Outcome]]
 
 
 class Registrar:
-    """Runs registrations, `max_parallel_sources` at a time. For one event loop; to be entered."""
+    """Runs registrations, `max_parallel_sources` at a time. For one event loop; to be entered.
+
+    A tenant has at most half of those places, so that slow sources of its own hold up no other's.
+    """
 
     def __init__(self, registrations: Registrations, settings: SourceSettings) -> None:
         self._registrations = registrations
         self._settings = settings
-        self._seats = asyncio.Semaphore(settings.max_parallel_sources)
+        self._places = asyncio.Semaphore(settings.max_parallel_sources)
+        self._tenant_places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._running: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -86,15 +93,19 @@ class Registrar:
         begun = await self._registrations.create(
             tenant, name, str(reference), max_unfinished=self._settings.max_tenant_registrations
         )
-        task = asyncio.create_task(self._run(begun.registration_id, work))
+        task = asyncio.create_task(self._run(tenant, begun.registration_id, work))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return begun
 
-    async def _run(self, registration_id: str, work: Work) -> None:
+    async def _run(self, tenant: str, registration_id: str, work: Work) -> None:
         progress = Progress()
+        own_places = self._tenant_places.get(tenant)
+        if own_places is None:
+            own_places = asyncio.Semaphore(max(1, self._settings.max_parallel_sources // 2))
+            self._tenant_places[tenant] = own_places
         try:
-            async with self._noted(registration_id, progress), self._seats:
+            async with self._noted(registration_id, progress), own_places, self._places:
                 outcome = await work(progress)
             await _insisting(lambda: self._registrations.succeed(registration_id, outcome))
         except asyncio.CancelledError:
@@ -118,8 +129,13 @@ class Registrar:
         """Write down now and then how far it is, which is also the sign that we live."""
 
         async def note() -> None:
+            noted, silent_seconds = replace(progress), 0.0
             while True:
                 await asyncio.sleep(_NOTE_SECONDS)
+                silent_seconds += _NOTE_SECONDS
+                if progress == noted and silent_seconds < _LIFE_SIGN_SECONDS:
+                    continue
+                noted, silent_seconds = replace(progress), 0.0
                 with contextlib.suppress(RegistryUnavailable):
                     await self._registrations.note(
                         registration_id, progress.state, progress.received_bytes,

@@ -18,6 +18,7 @@ from adapter_store.registry.records import TenantInfo
 from adapter_store.registry.registrations import RegistrationInfo, State
 from loraplex.adapters.by_reference import Order, fetch_and_publish
 from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.idempotency import idempotency_key
 from loraplex.json_body import decode, read_capped
 from loraplex.openapi import OpenAIError, errors, operation
 from loraplex.services import Services
@@ -117,6 +118,7 @@ async def begin_registration(
         publish=wanted.publish,
         is_admin=is_admin,
         actor=request.user.actor,
+        idempotency_key=idempotency_key(request),
     )
     begun = await services.registrar.begin(
         tenant.name, wanted.name, reference, partial(fetch_and_publish, services, order)
