@@ -1,9 +1,12 @@
 """What `benchmarks.soak` looks at: counts that must come back, and memory that must stay flat."""
 
 import asyncio
+import contextlib
+import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +24,7 @@ MAX_GROWTH = 0.05
 """Of a process's resident memory, from the first third of its life to the last, and ..."""
 MIN_GROWTH_MIB = 16.0
 """... what allocators keep is not a leak."""
+_KINDS = {"socket": "sockets", "pipe": "pipes", "anon_inode": "others"}
 _AT_REST = ("running", "waiting", "kv_blocks_used", "slots_used", "host_adapters")
 
 
@@ -114,10 +118,8 @@ class Watch:
             weights = (self.service.data_dir / folder).rglob("*.safetensors")
             counts[f"adapters in {folder}"] = sum(1 for _ in weights)
         for name in MODULES:
-            process = child(self.service, name)
-            # The registry's own pool keeps as many connections as it needed at once.
-            database = [f for f in process.open_files() if ".db" in f.path or "sqlite" in f.path]
-            counts[f"descriptors of {name}"] = process.num_fds() - len(database)
+            for kind, number in _descriptors(child(self.service, name)).items():
+                counts[f"{name}: {kind}"] = number
         return counts
 
     async def counts_at_rest(
@@ -130,3 +132,16 @@ class Watch:
             if counts == expected or asyncio.get_running_loop().time() > deadline:
                 return counts
             await asyncio.sleep(0.5)
+
+
+def _descriptors(process: psutil.Process) -> dict[str, int]:
+    """Open descriptors by kind, as Linux tells them. The registry's own connections do not count:
+    its pool keeps as many as were needed at once.
+    """
+    kinds = Counter({"sockets": 0, "pipes": 0, "files": 0, "others": 0})
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(descriptor)
+            if "registry.db" not in target:
+                kinds[_KINDS.get(target.partition(":")[0], "files")] += 1
+    return dict(kinds)
