@@ -54,6 +54,7 @@ class Scheduler:
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
+        self._max_sequence_len = config.max_sequence_len
         self._time = StepClock(clock)
         self._lifecycle = Lifecycle(config, self._time)
         self._policy = make_policy(config, self._lifecycle)
@@ -292,13 +293,14 @@ class Scheduler:
                 self._leave(sequence)
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        token_id, params = sequence.token_ids[-1], sequence.params
-        if token_id in self._eos_token_ids and not params.ignore_eos:
+        params, token_ids = sequence.params, sequence.token_ids
+        if token_ids[-1] in self._eos_token_ids and not params.ignore_eos:
             return "stop"
-        if token_id in params.stop_token_ids:
+        if token_ids[-1] in params.stop_token_ids:
             return "stop"
-        is_full = len(sequence.token_ids) >= self._config.max_sequence_len
-        return "length" if is_full or not sequence.num_tokens_left else None
+        num_output_tokens = len(token_ids) - sequence.num_prompt_tokens
+        is_full = len(token_ids) >= self._max_sequence_len
+        return "length" if is_full or num_output_tokens >= params.max_tokens else None
 
     def _leave(self, sequence: Sequence) -> None:
         self._lifecycle.end(sequence)

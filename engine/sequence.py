@@ -10,7 +10,6 @@ Before its request forks, a request's first sequence stands for all `n` choices.
 from enum import Enum
 
 from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 from engine.wait_causes import Reading
 
@@ -28,8 +27,8 @@ class Sequence:
 
     __slots__ = (
         "block_hashes", "block_table", "choices", "finished", "is_resuming", "num_computed",
-        "num_published", "prefill_length", "request", "sampling_row", "sequence_id", "slot",
-        "state", "token_ids", "wait_began",
+        "num_prompt_tokens", "num_published", "params", "prefill_length", "request",
+        "sampling_row", "sequence_id", "slot", "state", "token_ids", "wait_began",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +40,8 @@ class Sequence:
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
+        self.params = request.message.sampling
+        self.num_prompt_tokens = len(request.message.prompt_token_ids)
         self.token_ids = token_ids
         self.block_table: list[int] = []
         self.num_computed = 0
@@ -66,19 +67,9 @@ class Sequence:
         )
 
     @property
-    def params(self) -> SamplingParams:
-        """Sampling parameters of the request."""
-        return self.request.message.sampling
-
-    @property
     def num_seats(self) -> int:
         """Seats of `max_num_seqs` it takes: one for each choice it stands for."""
         return len(self.choices)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens."""
-        return len(self.request.message.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
