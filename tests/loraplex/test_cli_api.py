@@ -20,10 +20,18 @@ KEY = {
     "created_at": "2026-11-29T21:18:29.465090Z",
     "expires_at": None,
     "revoked_at": "2026-11-29T21:18:29.465090Z",
+    "last_used_at": None,
 }
+TENANTS = [
+    {"name": name, "weight": 1.0, "created_at": "2026-11-29T21:18:29Z", "suspended_at": None}
+    for name in ("acme", "zen")
+]
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",
+    "/admin/tenants": json.dumps({"data": TENANTS[:1], "next": "acme"}),
+    "/admin/tenants?after=acme&limit=1000": json.dumps({"data": TENANTS[1:]}),
+    f"/admin/tenants/acme/keys/{KEY_ID}/rotate": json.dumps({"key": "lpx_new"}),
 }
 
 
@@ -38,6 +46,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
+
+    def do_DELETE(self) -> None:
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -65,6 +76,28 @@ def test_a_table_is_never_cut(url: str):
     _, row = result.stdout.splitlines()
     assert row.split()[:4] == [KEY_ID, "lpx_\u2026abcd", "inference", "tenant"]
     assert row.count("2026-11-29T21:18:29.465090Z") == 2
+
+
+def test_a_list_in_pages_is_shown_whole(url: str):
+    result = run(url, "tenants", "list")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["tenant", "acme", "zen"]
+
+
+def test_a_rotated_key_alone_is_on_standard_output(url: str):
+    result = run(url, "keys", "rotate", "acme", KEY_ID, "--overlap", "60")
+    assert (result.exit_code, result.stdout) == (0, "lpx_new\n")
+    assert "60 s more" in result.stderr
+
+
+def test_what_ends_a_tenant_asks_for_what_it_says(url: str):
+    for arguments, asked in (
+        (("suspend", "acme"), "/admin/tenants/acme/suspend"),
+        (("resume", "acme"), "/admin/tenants/acme/resume"),
+        (("rm", "acme", "--yes"), "/admin/tenants/acme?usage=keep"),
+        (("rm", "acme", "--yes", "--with-usage"), "/admin/tenants/acme?usage=delete"),
+    ):
+        result = run(url, "tenants", *arguments)
+        assert f"asked for {asked}" in result.stderr, arguments
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def _ended(api: ApiClient, found: dict[str, Any], *, quiet: bool) -> dict[str, A
 @with_tenant_api
 def list_(as_json: bool, api: ApiClient) -> None:
     """List the tenant's adapters."""
-    found: dict[str, Any] = api.call("GET", "/v1/adapters")
+    found = api.list_all("/v1/adapters")
     if as_json:
         print_json(found)
         return

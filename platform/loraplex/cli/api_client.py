@@ -70,6 +70,17 @@ class ApiClient:
         except ValueError:
             raise ApiError(f"what answers at {self._url} is not Loraplex; see --url") from None
 
+    def list_all(self, path: str) -> dict[str, list[dict[str, Any]]]:
+        """Return a list that comes in pages, whole."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, str] = {}
+        while True:
+            page: dict[str, Any] = self.call("GET", path, params=params)
+            found += page["data"]
+            if "next" not in page:
+                return {"data": found}
+            params = {"after": page["next"], "limit": "1000"}
+
     def push_adapter(
         self, name: str, source: Path, *, publish: bool = True, progress: Progress | None = None
     ) -> dict[str, Any]:

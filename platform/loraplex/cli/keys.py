@@ -13,7 +13,7 @@ SCOPES = ["inference", "tenant"]
 
 @click.group()
 def keys() -> None:
-    """Create, list and revoke API keys."""
+    """Create, list, rotate and revoke API keys."""
 
 
 @keys.command("create")
@@ -53,19 +53,43 @@ def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
         print_json(found)
         return
     print_table(
-        ["id", "key", "scopes", "created", "expires", "revoked"],
+        ["id", "key", "scopes", "created", "last used", "expires", "revoked"],
         (
             [
                 k["id"],
                 k["hint"],
                 " ".join(k["scopes"]),
                 k["created_at"],
+                k["last_used_at"],
                 k["expires_at"],
                 k["revoked_at"],
             ]
             for k in found["data"]
         ),
     )
+
+
+@keys.command("rotate")
+@click.argument("tenant")
+@click.argument("key_id")
+@click.option(
+    "--overlap", type=click.IntRange(0, 90 * 86_400), default=3600, show_default=True,
+    help="Seconds that the old key works on.",
+)  # fmt: skip
+@json_option
+@with_api
+def rotate(tenant: str, key_id: str, overlap: int, as_json: bool, api: ApiClient) -> None:
+    """Replace the key KEY_ID of TENANT by a new one, shown this once."""
+    created: dict[str, Any] = api.call(
+        "POST",
+        f"/admin/tenants/{segment(tenant)}/keys/{segment(key_id)}/rotate",
+        json={"overlap_seconds": overlap},
+    )
+    if as_json:
+        print_json(created)
+    else:
+        click.echo(created["key"])
+        click.echo(f"Keep it now. The old key works for {overlap} s more.", err=True)
 
 
 @keys.command("revoke")

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT
-from loraplex.cli.api_client import ApiClient
+from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_api
 
 
@@ -26,7 +26,7 @@ WEIGHT = _Weight(MIN_WEIGHT, MAX_WEIGHT)
 
 @click.group()
 def tenants() -> None:
-    """Create and list tenants."""
+    """Create, list, suspend and remove tenants."""
 
 
 @tenants.command("create")
@@ -53,11 +53,44 @@ def create(name: str, weight: float, as_json: bool, api: ApiClient) -> None:
 @with_api
 def list_(as_json: bool, api: ApiClient) -> None:
     """List all tenants."""
-    found: dict[str, Any] = api.call("GET", "/admin/tenants")
+    found = api.list_all("/admin/tenants")
     if as_json:
         print_json(found)
         return
     print_table(
-        ["tenant", "weight", "created"],
-        ([t["name"], t["weight"], t["created_at"]] for t in found["data"]),
+        ["tenant", "weight", "created", "suspended"],
+        ([t["name"], t["weight"], t["created_at"], t["suspended_at"]] for t in found["data"]),
     )
+
+
+@tenants.command("suspend")
+@click.argument("name")
+@with_api
+def suspend(name: str, api: ApiClient) -> None:
+    """Refuse the keys of NAME from now on, and end what it has running."""
+    api.call("POST", f"/admin/tenants/{segment(name)}/suspend")
+    click.echo(f"Suspended {name}. To let it go on: loraplex tenants resume {name}")
+
+
+@tenants.command("resume")
+@click.argument("name")
+@with_api
+def resume(name: str, api: ApiClient) -> None:
+    """Let the suspended tenant NAME go on."""
+    api.call("POST", f"/admin/tenants/{segment(name)}/resume")
+    click.echo(f"Resumed {name}.")
+
+
+@tenants.command("rm")
+@click.argument("name")
+@click.option(
+    "--with-usage", is_flag=True,
+    help="Delete its usage rows too, and free its name; without, both are kept.",
+)  # fmt: skip
+@click.confirmation_option(prompt="Remove the tenant with its keys and adapters?")
+@with_api
+def rm(name: str, with_usage: bool, api: ApiClient) -> None:
+    """Remove the tenant NAME with its keys and adapters."""
+    usage = "delete" if with_usage else "keep"
+    api.call("DELETE", f"/admin/tenants/{segment(name)}", params={"usage": usage})
+    click.echo(f"Removed {name}.")
