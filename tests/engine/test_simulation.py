@@ -135,3 +135,24 @@ def test_percentiles_are_values_that_occurred():
 def test_the_simulation_needs_no_torch():
     code = "import sys, engine.simulation.driver; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_a_static_batch_computes_its_padding_and_its_finished_rows(width):
+    lengths = [1 + 3 * (number % 7) for number in range(width)]
+    prompts = [5 + number % 4 for number in range(width)]
+    tokens = []
+    simulation = _simulation(
+        policy="static", max_num_seqs=width, max_num_batched_tokens=512, num_kv_blocks=16 * width,
+        observe=lambda simulation, batch: tokens.append((len(batch.rows), batch.num_tokens)),
+    )  # fmt: skip
+    for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        simulation.send(0.0, request(number, [1 + number] * prompt, max_tokens=length))
+    late = simulation.send(0.5, request(1000, [1], max_tokens=1))
+    report = simulation.run()
+    num_decodes = max(lengths) - 1
+    decodes, prefills = tokens[-1 - num_decodes : -1], tokens[: -1 - num_decodes]
+    assert decodes == [(width, width)] * num_decodes, "every row, until the longest has finished"
+    assert sum(count for _, count in prefills) == width * max(prompts)
+    ends = {r.finished for r in report.requests if r is not late}
+    assert len(ends) == 1 and late.first_token > ends.pop(), "one batch after the other"
