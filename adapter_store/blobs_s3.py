@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -52,11 +52,11 @@ class S3BlobStore:
         except AdapterFormatError:
             raise _not_the_digests(digest) from None
         with _reported(digest):
-            chunks = _hashed_chunks(digest, peft_config, weights)
-            await obstore.put_async(
-                self._store, f"{prefix}/{WEIGHTS_FILE}", chunks,
-                chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS,
-            )  # fmt: skip
+            async with aclosing(_hashed_chunks(digest, peft_config, weights)) as chunks:
+                await obstore.put_async(
+                    self._store, f"{prefix}/{WEIGHTS_FILE}", chunks,
+                    chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS,
+                )  # fmt: skip
             await obstore.put_async(self._store, f"{prefix}/{CONFIG_FILE}", config)
 
     async def fetch(self, digest: str, into: Path) -> None:

@@ -180,7 +180,8 @@ class SourceError(AdapterStoreError):
 
     `code` is a stable reason code: `invalid_source` and `source_not_allowed` before anything is
     fetched; later `private_address`, `redirect_not_allowed`, `source_not_found`, `source_denied`,
-    `source_too_large`, `source_timeout` or `source_unavailable`.
+    `source_too_large`, `source_timeout`, `source_unavailable` or, where our own disk is at
+    fault, `upload_storage`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -88,7 +88,7 @@ async def test_strange_values_are_no_values(redis_server: RedisServer):
 
     async with connected(redis_server) as cache:
         await cache.write("t:a", "k", b"1", 0, 5.0)
-        [name] = redis_server.keys()
+        [name] = redis_server.names()
         with Redis(port=redis_server.port) as client:
             client.set(name, b"\xff not ours", px=5000)
         assert (await cache.read("t:a", "k")).value is None
@@ -230,7 +230,7 @@ async def test_keys_in_redis_end_by_themselves(registry_url: str, redis_server: 
     async with two_processes(registry_url, redis_server) as (one, _):
         await one.registry.register_version("acme", "a", upload("one"), FINGERPRINT)
         await one.registry.resolve("acme", ModelRef("a"))
-        names = redis_server.keys()
+        names = redis_server.names()
         assert len(names) == 2  # a stamp, a value
         with Redis(port=redis_server.port) as client:
             lives = {name.split(":")[2]: client.pttl(name) for name in names}

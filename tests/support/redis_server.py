@@ -46,7 +46,7 @@ class RedisServer:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         with Redis(port=self.port, decode_responses=True) as client:
             return sorted(client.keys())
 

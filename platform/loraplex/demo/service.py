@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from loraplex.supervisor.supervise import listen
 
 START_SECONDS = 180.0
 _STOP_SECONDS = 45.0
+_PLAIN_SETTINGS = ("DATABASE_URL", "REDIS_URL")
 
 
 class DemoError(Exception):
@@ -36,8 +37,13 @@ class DemoService:
 
 
 @contextlib.contextmanager
-def demo_service(model: Path, served_name: str, arguments: list[str]) -> Generator[DemoService]:
-    """Start `loraplex serve` on `model` and wait until it is ready; stop it at the end."""
+def demo_service(
+    model: Path, served_name: str, arguments: list[str], variables: Mapping[str, str] | None = None
+) -> Generator[DemoService]:
+    """Start `loraplex serve` on `model` and wait until it is ready; stop it at the end.
+
+    Of the settings in the environment only `variables` count.
+    """
     with tempfile.TemporaryDirectory(prefix="loraplex-demo-") as folder:
         port = free_port()
         admin_key = secrets.token_urlsafe(32)
@@ -47,11 +53,15 @@ def demo_service(model: Path, served_name: str, arguments: list[str]) -> Generat
             "--served-model-name", served_name, "--port", str(port),
             "--data-dir", str(Path(folder) / "data"), *arguments,
         ]  # fmt: skip
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("LORAPLEX_") and name not in _PLAIN_SETTINGS
+        }
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own command, no shell
                 command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**environment, "LORAPLEX_ADMIN_KEY": admin_key},
+                env={**environment, **(variables or {}), "LORAPLEX_ADMIN_KEY": admin_key},
             )  # fmt: skip
         service = DemoService(
             f"http://127.0.0.1:{port}", admin_key, Path(folder) / "data", log, process
