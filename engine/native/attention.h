@@ -35,7 +35,8 @@ struct RowState {
     static const int PER = std::is_same<W, float>::value ? 1 : 2;
     float scores[ROWS_AT_ONCE][TILE];
     W weights[ROWS_AT_ONCE][TILE / PER];
-    float largest[ROWS_AT_ONCE], total[ROWS_AT_ONCE], decay[ROWS_AT_ONCE];
+    float largest[ROWS_AT_ONCE], decay[ROWS_AT_ONCE];
+    float total[ROWS_AT_ONCE][LANES];
     float sums[ROWS_AT_ONCE][MAX_CHANNELS];
 };
 
@@ -69,27 +70,24 @@ INLINE void weigh_row(const AttendArgs& t, RowState<W>& state, int r, int64_t po
         score[v] = load(&state.scores[r][v * LANES]) * splat(t.scale);
         if (t.softcap > 0) score[v] = splat(t.softcap) * tanh_of(score[v] / splat(t.softcap));
         if (!sees_all) {
-            float hidden[LANES];
-            for (int lane = 0; lane < LANES; lane++) {
-                int64_t at = first + v * LANES + lane;
-                hidden[lane] = at > position || at < oldest ? 1.0f : 0.0f;
-            }
-            score[v] = choose(load(hidden) > F{}, splat(-INFINITY), score[v]);
+            const I at = lane_numbers() + (int)(first - position) + v * LANES;
+            score[v] = choose((at > 0) | (at < (int)(oldest - position)), splat(-INFINITY), score[v]);
         }
-        highest = choose(score[v] > highest, score[v], highest);
+        highest = larger_of(score[v], highest);
     }
     const float before = state.largest[r], highest_here = max_of(highest);
     const float after = highest_here > before ? highest_here : before;
-    F sum = F{};
     typedef typename std::conditional<std::is_same<W, float>::value, float, bf16>::type E;
     E* weights = (E*)state.weights[r];
+    const F decay = exp_of(splat(before - after));
+    F total = load(state.total[r]) * decay;
     UNROLL for (int v = 0; v < TILE / LANES; v++) {
         F weight = exp_of(score[v] - splat(after));
-        sum += weight;
+        total += weight;
         store(weights + v * LANES, weight);
     }
-    state.decay[r] = exp_of(splat(before - after))[0];
-    state.total[r] = state.total[r] * state.decay[r] + sum_of(sum);
+    store(state.total[r], total);
+    state.decay[r] = decay[0];
     state.largest[r] = after;
 }
 
@@ -135,7 +133,7 @@ TARGET static void attend_rows(const AttendArgs& t, int first_row) {
     int64_t newest = positions[0], oldest = positions[0];
     for (int r = 0; r < ROWS; r++) {
         state.largest[r] = LOWEST;
-        state.total[r] = 0;
+        store(state.total[r], F{});
         for (int64_t c = 0; c < channels; c++) state.sums[r][c] = 0;
         newest = positions[r] > newest ? positions[r] : newest;
         oldest = positions[r] < oldest ? positions[r] : oldest;
@@ -151,7 +149,12 @@ TARGET static void attend_rows(const AttendArgs& t, int first_row) {
             const int64_t here = first / BLOCK + (b < num_blocks ? b : 0), ahead = here + TILE / BLOCK;
             keys[b] = (const W*)t.keys + t.blocks[here] * block_words;
             values[b] = (const W*)t.values + t.blocks[here] * block_words;
-            next[b] = ahead <= newest / BLOCK ? (const W*)t.keys + t.blocks[ahead] * block_words : keys[b];
+            if (ahead <= newest / BLOCK)
+                next[b] = (const W*)t.keys + t.blocks[ahead] * block_words;
+            else if (tile == newest / TILE && t.keys_after != nullptr && begin * TILE / BLOCK + b <= newest / BLOCK)
+                next[b] = (const W*)t.keys_after + t.blocks[begin * TILE / BLOCK + b] * block_words;
+            else
+                next[b] = keys[b];
         }
         for (int b = 0; b < TILE / BLOCK; b += BLOCKS) {
             float (*scores)[TILE] = (float (*)[TILE])(&state.scores[0][b * BLOCK]);
@@ -166,7 +169,7 @@ TARGET static void attend_rows(const AttendArgs& t, int first_row) {
     }
     for (int r = 0; r < ROWS; r++) {
         E* out = (E*)t.out[first_row + r];
-        const F inverse = splat(1.0f / state.total[r]);
+        const F inverse = splat(1.0f / sum_of(load(state.total[r])));
         for (int64_t c = 0; c < channels; c += LANES) store(out + c, load(&state.sums[r][c]) * inverse);
     }
 }

@@ -50,6 +50,7 @@ struct AttendArgs {
     const int64_t* positions;
     void* const* out;
     const void *keys, *values;  // of one KV head
+    const void* keys_after;     // of the head that comes next, to be fetched ahead; or null
     const int64_t* blocks;      // of the sequence
     int64_t channels, window;   // 0: no window
     float scale, softcap;       // 0: no cap
@@ -212,20 +213,31 @@ void loraplex_attend(
     int64_t group, int64_t channels, int64_t window, double scale, double softcap, const void* query,
     int64_t query_stride, const void* keys, const void* values, int64_t head_stride, void* out) {
     const int64_t size = is_bf16 ? 2 : 4;
-    // An item is some tokens of a sequence with all query heads of a KV head, or some of these.
+    // An item is some tokens of a sequence: of all KV heads in turn where there are items enough.
     const int64_t tokens_at_once = group >= MAX_ROWS ? 1 : MAX_ROWS / group;
     int64_t items = 0;
     for (int64_t i = 0; i < sequences; i++) items += div_up(starts[i + 1] - starts[i], tokens_at_once);
+    const int64_t cuts_of_heads = items < 4 * threads ? kv_heads : 1, heads = kv_heads / cuts_of_heads;
+    items *= cuts_of_heads;
     std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(min(threads, items * kv_heads)) if (threads > 1 && items * kv_heads > 1)
+#pragma omp parallel num_threads(min(threads, items)) if (threads > 1 && items > 1)
     {
         // Items are taken in order, so a thread goes on from the sequence where it was.
         int64_t sequence = 0, before = 0;
         alignas(64) char queries[MAX_ROWS * MAX_CHANNELS * 4];
         int64_t positions[MAX_ROWS];
         void* outs[MAX_ROWS];
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items * kv_heads;) {
-            const int64_t item = i / kv_heads, kv_head = i % kv_heads;
+        AttendArgs args;
+        args.queries = queries;
+        args.positions = positions;
+        args.out = outs;
+        args.channels = channels;
+        args.window = window;
+        args.scale = (float)scale;
+        args.softcap = (float)softcap;
+        args.is_bf16 = is_bf16 != 0;
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+            const int64_t item = i / cuts_of_heads;
             int64_t cuts;
             while (item >= before + (cuts = div_up(starts[sequence + 1] - starts[sequence], tokens_at_once))) {
                 before += cuts;
@@ -233,33 +245,27 @@ void loraplex_attend(
             }
             const int64_t first = starts[sequence] + (item - before) * tokens_at_once;
             const int64_t tokens = min(tokens_at_once, starts[sequence + 1] - first);
-            AttendArgs args;
-            args.queries = queries;
-            args.positions = positions;
-            args.out = outs;
-            args.keys = (const char*)keys + kv_head * head_stride * size;
-            args.values = (const char*)values + kv_head * head_stride * size;
             args.blocks = block_tables + sequence * table_width;
-            args.channels = channels;
-            args.window = window;
-            args.scale = (float)scale;
-            args.softcap = (float)softcap;
-            args.is_bf16 = is_bf16 != 0;
-            int rows = 0;
-            for (int64_t token = first; token < first + tokens; token++)
-                for (int64_t g = 0; g < group; g++) {
-                    const int64_t head = kv_head * group + g;
+            for (int64_t h = 0; h < heads; h++) {
+                const int64_t kv_head = i % cuts_of_heads + h;
+                args.keys = (const char*)keys + kv_head * head_stride * size;
+                args.values = (const char*)values + kv_head * head_stride * size;
+                args.keys_after = h + 1 < heads ? (const char*)args.keys + head_stride * size : nullptr;
+                int rows = 0;
+                for (int64_t at = 0; at < tokens * group; at++) {
+                    const int64_t token = first + at / group, head = kv_head * group + at % group;
                     __builtin_memcpy(
                         queries + rows * channels * size,
                         (const char*)query + (token * query_stride + head * channels) * size, channels * size);
                     positions[rows] = first_position[sequence] + token - starts[sequence];
                     outs[rows++] = (char*)out + (token * kv_heads * group + head) * channels * size;
-                    if (rows == MAX_ROWS || (g == group - 1 && token == first + tokens - 1)) {
+                    if (rows == MAX_ROWS || at == tokens * group - 1) {
                         args.num_rows = rows;
                         attend_of[isa](args);
                         rows = 0;
                     }
                 }
+            }
         }
     }
 }

@@ -41,21 +41,50 @@ INLINE F tanh_of(F x) {
     return (F)((U)((splat(1.0f) - e) / (splat(1.0f) + e)) | sign);
 }
 
-// Over all lanes, by halves.
+// x with its lanes rotated by 8, 4, 2 or 1: what a reduction by halves folds.
+#if LANES == 16
+INLINE F by_8(F x) { return __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7); }
+INLINE F by_4(F x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3); }
+INLINE F by_2(F x) { return __builtin_shufflevector(x, x, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1); }
+INLINE F by_1(F x) { return __builtin_shufflevector(x, x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0); }
+#elif LANES == 8
+INLINE F by_4(F x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3); }
+INLINE F by_2(F x) { return __builtin_shufflevector(x, x, 2, 3, 4, 5, 6, 7, 0, 1); }
+INLINE F by_1(F x) { return __builtin_shufflevector(x, x, 1, 2, 3, 4, 5, 6, 7, 0); }
+#else
+INLINE F by_2(F x) { return __builtin_shufflevector(x, x, 2, 3, 0, 1); }
+INLINE F by_1(F x) { return __builtin_shufflevector(x, x, 1, 2, 3, 0); }
+#endif
+
+INLINE F larger_of(F a, F b) { return choose(a > b, a, b); }
+
 INLINE float sum_of(F x) {
-    float lane[LANES];
-    store(lane, x);
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+#if LANES == 16
+    x += by_8(x);
+#endif
+#if LANES >= 8
+    x += by_4(x);
+#endif
+    x += by_2(x);
+    x += by_1(x);
+    return x[0];
 }
 
 INLINE float max_of(F x) {
-    float lane[LANES];
-    store(lane, x);
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
-        UNROLL for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
+#if LANES == 16
+    x = larger_of(x, by_8(x));
+#endif
+#if LANES >= 8
+    x = larger_of(x, by_4(x));
+#endif
+    x = larger_of(x, by_2(x));
+    return larger_of(x, by_1(x))[0];
+}
+
+INLINE I lane_numbers() {
+    I lanes;
+    for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
+    return lanes;
 }
 
 // Vectors of which the last may be shorter. What lies past the end reads as zero.
