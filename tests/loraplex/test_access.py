@@ -114,8 +114,8 @@ async def test_scopes_reach_as_far_as_they_say(tmp_path):
             assert reply.status_code == status, (key, method, path, reply.text)
 
 
-async def test_an_unknown_and_a_foreign_tenant_are_the_same_404(tmp_path):
-    async with running_service(tmp_path) as service:
+async def test_an_unknown_and_a_foreign_tenant_are_the_same_404(tmp_path, registry_url: str):
+    async with running_service(tmp_path, database_url=registry_url) as service:
         for method, path in [
             ("GET", "v1/models"), ("GET", "v1/adapters"), ("GET", "v1/adapters/legal/versions"),
             ("DELETE", "v1/adapters/legal"), ("POST", "v1/chat/completions"),

@@ -125,8 +125,13 @@ async def test_many_rounds_of_upload_and_deletion_leave_nothing(tmp_path):
         assert len(service.engine.unloaded) == 10
 
 
-async def test_parallel_uploads_and_deletions_of_one_name_keep_rows_and_files_in_step(tmp_path):
-    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+async def test_parallel_uploads_and_deletions_of_one_name_keep_rows_and_files_in_step(
+    tmp_path, registry_url: str
+):
+    async with (
+        running_service(tmp_path, database_url=registry_url) as service,
+        service.client("acme:tenant") as client,
+    ):
 
         async def upload(seed: int) -> int:
             data = {"name": "legal"}
@@ -172,8 +177,11 @@ ODD_NAMES = [
 ]  # fmt: skip
 
 
-async def test_odd_names_in_a_path_find_nothing(tmp_path):
-    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+async def test_odd_names_in_a_path_find_nothing(tmp_path, registry_url: str):
+    async with (
+        running_service(tmp_path, database_url=registry_url) as service,
+        service.client("acme:tenant") as client,
+    ):
         await service.upload("legal")
         for path in ODD_NAMES:
             for method, url in [
@@ -188,8 +196,8 @@ async def test_odd_names_in_a_path_find_nothing(tmp_path):
         assert (await client.get("/v1/adapters/legal")).json()["aliases"] == {"default": 1}
 
 
-async def test_tenants_see_nothing_of_each_other(tmp_path):
-    async with running_service(tmp_path) as service:
+async def test_tenants_see_nothing_of_each_other(tmp_path, registry_url: str):
+    async with running_service(tmp_path, database_url=registry_url) as service:
         mine = await service.upload("legal", seed=1)
         await service.upload("secret-plans", seed=2)
         theirs = await service.upload("legal", seed=3, key="zen:tenant")

@@ -48,6 +48,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         self.do_GET()
 
+    def do_PUT(self) -> None:
+        self.do_POST()
+
     def do_DELETE(self) -> None:
         self.do_GET()
 
@@ -81,6 +84,15 @@ def test_a_table_is_never_cut(url: str):
 def test_a_list_in_pages_is_shown_whole(url: str):
     result = run(url, "tenants", "list")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["tenant", "acme", "zen"]
+
+
+def test_a_canary_and_its_share_go_together(url: str):
+    path = "/v1/adapters/legal/aliases/default"
+    asked = run(url, "adapters", "alias", "legal", "1", "--canary", "2", "--share", "0.1")
+    assert f"asked for {path}" in asked.stderr
+    for arguments in (("--canary", "2"), ("--share", "0.1")):
+        refused = run(url, "adapters", "alias", "legal", "1", *arguments)
+        assert "--canary and --share go together" in refused.output
 
 
 def test_a_rotated_key_alone_is_on_standard_output(url: str):

@@ -3,15 +3,16 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from adapter_store.blobs import LocalBlobStore
-from adapter_store.errors import BlobError
+from adapter_store.errors import BlobError, RegistryUnavailable
 from adapter_store.registry.registry import Registry
 from engine.engine_args import EngineArgs
-from loraplex.housekeeping import keep_house, sweep_orphans
+from loraplex.housekeeping import keep_house, keep_registry, sweep_orphans
 from loraplex.settings import EngineSettings, Settings, StorageSettings
 from loraplex.supervisor.supervise import (
     Service,
@@ -84,6 +85,32 @@ async def test_a_store_that_fails_once_is_swept_the_next_time(tmp_path: Path):
                 await asyncio.sleep(0.01)
         assert blobs.failures == 1
         assert await blobs.list() == [kept]
+        house.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await house
+
+
+async def test_last_uses_are_written_behind_and_an_outage_is_survived(
+    registry_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with open_registry(registry_url) as registry:
+        key = await registry.create_key("acme")
+        await registry.authenticate(key.plain)
+        write, failures = registry.database.write, 0
+
+        async def fail_once(work: Any) -> Any:
+            nonlocal failures
+            if failures == 0:
+                failures += 1
+                raise RegistryUnavailable("away")
+            return await write(work)
+
+        monkeypatch.setattr(registry.database, "write", fail_once)
+        house = asyncio.create_task(keep_registry(registry, every_seconds=0.01))
+        async with asyncio.timeout(10):
+            while (await registry.list_keys("acme"))[0].last_used_at is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert failures == 1
         house.cancel()
         with pytest.raises(asyncio.CancelledError):
             await house

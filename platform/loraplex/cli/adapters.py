@@ -147,20 +147,28 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
 @click.argument("version", type=click.IntRange(1))
 @click.option("--alias", default="default", show_default=True, help="The alias to move.")
 @click.option("--expect", type=click.IntRange(1), help="Move it only if it points there now.")
+@click.option("--canary", type=click.IntRange(1), help="A version that gets a share of requests.")
+@click.option("--share", type=click.FloatRange(0, 1), help="The canary's share, 0 to 1.")
 @json_option
 @with_tenant_api
 def alias_(
-    name: str, version: int, alias: str, expect: int | None, as_json: bool, api: ApiClient
+    name: str, version: int, alias: str, expect: int | None, canary: int | None,
+    share: float | None, as_json: bool, api: ApiClient,
 ) -> None:  # fmt: skip
     """Point an alias of NAME to VERSION: `default` is what the bare name means."""
-    move = {"version": version} | ({} if expect is None else {"expect": expect})
+    if (canary is None) != (share is None):
+        raise click.UsageError("--canary and --share go together")
+    move: dict[str, Any] = {"version": version} | ({} if expect is None else {"expect": expect})
+    if canary is not None:
+        move["canary"] = {"version": canary, "share": share}
     path = f"/v1/adapters/{segment(name)}/aliases/{segment(alias)}"
     moved: dict[str, Any] = api.call("PUT", path, json=move)
     if as_json:
         print_json(moved)
         return
     before = "nothing" if moved["previous"] is None else f"@{moved['previous']}"
-    click.echo(f"{name}:{alias} now means @{version}, before it was {before}")
+    trial = "" if canary is None else f" (and for {share:.1%} of requests @{canary})"
+    click.echo(f"{name}:{alias} now means @{version}{trial}, before it was {before}")
 
 
 def _residency_command(residency: str, text: str) -> None:
