@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import RegistrationNotFound, TooManyRegistrations
@@ -65,6 +65,7 @@ class Registrations:
         self._database = database
         self._owner = owner
         self._clock = clock
+        self._began_at = clock()
 
     async def create(
         self, tenant: str, name: str, source: str, *, max_unfinished: int
@@ -136,13 +137,14 @@ class Registrations:
         await self._update(registration_id, **_failure(code, message, field))
 
     async def fail_interrupted(self, *, own: bool = False) -> None:
-        """End those whose owner has been silent for long; with `own`, also this owner's.
+        """End those whose owner has been silent for long; with `own`, also its predecessor's.
 
-        That is for a process that has just started: what its predecessor did is lost.
+        That is for a process that has just started: what the one before it did is lost.
         """
         is_dead = Registration.updated_at < self._clock() - _DEAD_AFTER
         if own:
-            is_dead = or_(is_dead, Registration.owner == self._owner)
+            is_former = Registration.created_at <= self._began_at
+            is_dead = or_(is_dead, and_(Registration.owner == self._owner, is_former))
         message = "the service stopped before the adapter was registered; ask again"
         query = (
             update(Registration)

@@ -84,7 +84,11 @@ async def test_a_restart_fails_what_its_predecessor_left_and_a_silence_fails_the
     mine, theirs = await jobs.create(), await jobs.create(other)
     await jobs.one.fail_interrupted()
     assert (await jobs.one.get("acme", mine)).state == "queued"
-    await jobs.owned_by("one").fail_interrupted(own=True)
+    successor = jobs.owned_by("one")
+    jobs.clock.advance(1)
+    new = await jobs.create(successor)  # before its first look at what was left
+    await successor.fail_interrupted(own=True)
+    assert (await jobs.one.get("acme", new)).state == "queued"
     found = await jobs.one.get("acme", mine)
     assert (found.state, found.error_code) == ("failed", "interrupted")
     assert (await jobs.one.get("acme", theirs)).state == "queued"
