@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class PostgresServer:
             await connection.close()
 
     @contextlib.contextmanager
-    def database(self) -> Iterator[str]:
+    def database(self) -> Generator[str]:
         """The URL of an empty database, which is dropped afterwards. Takes a tenth of a second."""
         name = f"test_{next(self._numbers)}"
         asyncio.run(self.execute(f"CREATE DATABASE {name} TEMPLATE template0"))
@@ -65,7 +65,7 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server(**changes: str) -> Iterator[PostgresServer]:
+def postgres_server(**changes: str) -> Generator[PostgresServer]:
     """Start a server in a temporary folder of its own; nothing of it is left afterwards.
 
     `changes` are settings of PostgreSQL beside or instead of the tests'.

@@ -44,8 +44,8 @@ async def resolve_target(
 ) -> Target:
     """Find the model for a request with this key.
 
-    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter of another
-    base model is 409: it was good when it was uploaded.
+    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter of
+    another base model is 409: it was good when it was uploaded.
     """
     if model in services.base_names:
         return Target(model, None)
