@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -227,3 +229,42 @@ def test_a_malformed_blob_url_is_refused_without_being_repeated(url: str):
     with pytest.raises(ValueError, match="blob URL") as caught:
         BlobBucket.parse(url)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_put_that_was_cut_short_is_no_blob_and_the_sweeper_finds_it(
+    store: BlobStore, s3_server: S3Server, bucket: str, tmp_path: Path
+):
+    digest, weights = adapter_files(tmp_path, 1)
+    code = (
+        "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
+        "import obstore\n"
+        "from adapter_store.blob_url import open_blob_store\n"
+        "from tests.support.blobs import CONFIG\n"
+        "put = obstore.put_async\n"
+        "async def put_or_die(store, path, *rest, **options):\n"
+        "    if path.endswith('.json'):\n"
+        "        os._exit(9)\n"
+        "    return await put(store, path, *rest, **options)\n"
+        "obstore.put_async = put_or_die\n"
+        "url, folder, digest, weights = sys.argv[1:]\n"
+        "store = open_blob_store(url, Path(folder))\n"
+        "asyncio.run(store.put(digest, CONFIG, Path(weights)))\n"
+    )
+    url = f"s3://{bucket}/adapters?endpoint={s3_server.endpoint}"
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", code, url, str(tmp_path / "blobs"), digest, str(weights)],
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 9
+    assert s3_server.keys(bucket) == [key(digest, "adapter_model.safetensors")]
+    assert await store.list() == []
+    with pytest.raises(BlobMissing):
+        await store.fetch(digest, tmp_path / "into")
+    report = await sweep(store, no_version, older_than_seconds=0)
+    assert (report.orphans, report.leftovers) == ((), 1)
+    assert s3_server.keys(bucket) == []
+    await store.put(digest, CONFIG, weights)
+    await store.fetch(digest, tmp_path / "into")
