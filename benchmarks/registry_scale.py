@@ -126,20 +126,20 @@ async def measure(url: str, num_tenants: int, num_adapters: int, num_calls: int)
         await registry.resident_adapters(FINGERPRINT)
 
     is_good = True
-    for label, call in (
-        (f"list a page of {PAGE}", list_page),
-        ("resolve", resolve),
-        ("publish a version", publish),
-        ("publish a new name", create),
-        ("delete and publish again", delete),
-        ("find the resident ones", residents),
+    for label, call, num_transactions in (
+        (f"list a page of {PAGE}", list_page, 1),
+        ("resolve", resolve, 1),
+        ("publish a version", publish, 1),
+        ("publish a new name", create, 1),
+        ("delete and publish again", delete, 2),
+        ("find the resident ones", residents, 1),
     ):
         await times_of(call, 20)
         used = time.process_time()
         times = await times_of(call, num_calls)
         cpu = (time.process_time() - used) * 1e3 / num_calls
         p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
-        is_good &= p99 <= BAR_MS
+        is_good &= p99 <= BAR_MS * num_transactions
         print(
             f"  {label:<26} p50 {p50:6.2f} ms  p99 {p99:6.2f} ms  worst {times[-1]:6.2f} ms  "
             f"CPU {cpu:5.2f} ms"
