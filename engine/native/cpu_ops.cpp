@@ -88,7 +88,8 @@ static const int64_t MIN_SHARED_ELEMENTS = 60000;  // below, waking another thre
 static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Call `work` with each of `count` items; threads take the next one when they are free.
+// Call `work` with each of `count` items; threads take the next one when they are free. The team has
+// always the same size, though some find nothing to do: libgomp ends threads that a team leaves out.
 template <class Work>
 static void share(int64_t count, int64_t threads, Work work) {
     if (threads <= 1 || count <= 1) {
@@ -96,7 +97,7 @@ static void share(int64_t count, int64_t threads, Work work) {
         return;
     }
     std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(min(threads, count))
+#pragma omp parallel num_threads(threads)
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
 }
 
@@ -220,7 +221,7 @@ void loraplex_attend(
     const int64_t cuts_of_heads = items < 4 * threads ? kv_heads : 1, heads = kv_heads / cuts_of_heads;
     items *= cuts_of_heads;
     std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(min(threads, items)) if (threads > 1 && items > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)
     {
         // Items are taken in order, so a thread goes on from the sequence where it was.
         int64_t sequence = 0, before = 0;
