@@ -96,7 +96,7 @@ def profile_steps(model: Path, scratch: Path, repeats: int) -> tuple[str, dict[s
         "--repeats", str(repeats), "--json", str(path),
     ]  # fmt: skip
     # As the supervisor starts an engine.
-    environment = {"OMP_WAIT_POLICY": "passive"} | os.environ
+    environment = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"} | os.environ
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return done.stdout, json.loads(path.read_text())["profiles"]
 
