@@ -71,6 +71,8 @@ class AdapterHost:
         self._deferred: OrderedDict[str, HostEntry] = OrderedDict()
         self._ahead: dict[str, None] = {}
         """To be read ahead, in order."""
+        self._unwelcome: set[str] = set()
+        """Forgotten while a client was asked for them: when they come, they go."""
         self._next_touch = clock() + TOUCH_SECONDS
         self._events: list[AdapterEvent] = []
         self._done: queue.SimpleQueue[_ReadDone] = queue.SimpleQueue()
@@ -177,6 +179,9 @@ class AdapterHost:
             return
         self._memory.kept -= {digest}
         self._ahead.pop(digest, None)
+        entry = self._memory.entries.get(digest)
+        if entry is not None and entry.state is HostState.NEEDED:
+            self._unwelcome.add(digest)
         self._drop(digest)
         self._disk.remove(digest)
         self._settle()
@@ -184,7 +189,10 @@ class AdapterHost:
     def have(self, digest: str) -> None:
         """A client says that the files lie on disk now."""
         entry = self._memory.entries.get(digest)
-        if entry is None:
+        if digest in self._unwelcome:
+            self._unwelcome.remove(digest)
+            self._disk.remove(digest)
+        elif entry is None:
             # Nobody waits any more; count it, so that the disk stays bounded.
             if is_digest(digest) and self._disk.find(digest) is not None:
                 self._trim_disk()
@@ -193,6 +201,7 @@ class AdapterHost:
 
     def fetch_failed(self, digest: str, reason: str) -> None:
         """A client says that the files cannot be had."""
+        self._unwelcome.discard(digest)
         entry = self._memory.entries.get(digest)
         if entry is not None and entry.state is HostState.NEEDED:
             self._fail(entry, reason)
@@ -207,6 +216,7 @@ class AdapterHost:
         entries = self._memory.entries
         deferred = {d for d, entry in entries.items() if entry.state is HostState.DEFERRED}
         assert self._deferred.keys() == deferred, "wrongly (not) deferred"
+        assert not self._unwelcome & entries.keys(), "wanted and unwelcome"
 
     def _reconsider(self, entry: HostEntry) -> None:
         """It came to be needed, or is not needed any more."""
@@ -241,6 +251,7 @@ class AdapterHost:
         if not is_digest(digest):
             self._emit(AdapterFailed(digest, "not an adapter digest"))
             return
+        self._unwelcome.discard(digest)
         entry = self._memory.entries[digest] = HostEntry(digest, since=self._clock(), wanted=wanted)
         if self._disk.find(digest) is None:
             self._need(digest)

@@ -120,7 +120,6 @@ class AdapterSlots:
         """A sequence was queued."""
         adapter = self._adapters.setdefault(digest, Adapter(digest))
         adapter.wanted += 1
-        adapter.is_unloading = False  # who asks for it now resolved it after the unload
         self._idle.pop(digest, None)
         return adapter
 

@@ -11,7 +11,7 @@ FetchAdapter = Callable[[str], Awaitable[None]]
 
 
 OnJoin = Callable[[Sequence[str]], None]
-"""Called with the digests that a new engine found on its disk, the last used first."""
+"""Called with all digests on an engine's disk, the last used first."""
 
 
 class EngineClient(Protocol):

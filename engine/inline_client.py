@@ -115,7 +115,7 @@ class InlineEngineClient:
 
     def on_join(self, joined: OnJoin) -> None:
         """Call at once: this engine is always there."""
-        joined(self._parts.residency.recent)
+        joined(self._parts.host.recent)
 
     async def stats(self) -> EngineStats:
         """A snapshot of the engine."""

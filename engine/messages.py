@@ -224,7 +224,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     warming: bool = False
     """As in `Alive`."""
     recent: list[str] = []
-    """Adapters that the engine found on its disk at its start, the last used first."""
+    """All adapters on the engine's disk, also of the engines before it, the last used first."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

@@ -42,8 +42,7 @@ class Residency:
         self._is_warming = warm_up_seconds > 0
         self._awaited: set[str] | None = None
         """What is loaded before the engine is warm; None until the service said what to keep."""
-        self.recent = tuple(host.recent[:num_recent])
-        """Adapters used before this engine started and on its disk, the last one first."""
+        self._num_recent = num_recent
         self.pinned: tuple[str, ...] = ()
         self.warm: tuple[str, ...] = ()
         self._log = structlog.get_logger("engine.residency")
@@ -59,8 +58,9 @@ class Residency:
         self._core.pin(frozenset(self.pinned))
         self._host.keep(self.warm)
         if self._awaited is None:
-            self._host.read_ahead(digest for digest in recent if is_digest(digest))
-            self._awaited = {*self.pinned, *self.warm, *self.recent}
+            ahead = [digest for digest in recent if is_digest(digest)][: self._num_recent]
+            self._host.read_ahead(ahead)
+            self._awaited = {*self.pinned, *self.warm, *ahead}
 
     @property
     def is_warming(self) -> bool:

@@ -189,7 +189,7 @@ class EngineServer:
             self._info,
             peer.session,
             warming=self._residency.is_warming,
-            recent=list(self._residency.recent),
+            recent=self._host.recent,
         )
 
     @property

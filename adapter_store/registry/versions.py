@@ -22,6 +22,8 @@ from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, R
 from adapter_store.registry.replies import RepeatableCall
 
 READY = "ready"
+MAX_PARAMETERS = 500
+"""Of one statement; SQLite takes 32,766, older ones 999."""
 
 
 async def register(
@@ -189,8 +191,13 @@ async def is_live(session: AsyncSession, digest: str) -> bool:
 
 async def live_digests(session: AsyncSession, digests: Iterable[str]) -> set[str]:
     """Those of `digests` that a version of any tenant names."""
-    found = select(AdapterVersion.digest).where(AdapterVersion.digest.in_(tuple(digests)))
-    return set(await session.scalars(found))
+    asked = tuple(digests)
+    live: set[str] = set()
+    for start in range(0, len(asked), MAX_PARAMETERS):
+        chunk = asked[start : start + MAX_PARAMETERS]
+        found = select(AdapterVersion.digest).where(AdapterVersion.digest.in_(chunk))
+        live.update(await session.scalars(found))
+    return live
 
 
 async def digests_in_use(session: AsyncSession) -> list[str]:

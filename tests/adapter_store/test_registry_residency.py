@@ -122,3 +122,5 @@ async def test_live_digests_are_those_that_a_version_names(registry_url: str):
         asked = [digest_of(content) for content in ("one", "two", "gone")]
         assert await registry.live_digests(asked) == set(asked[:2])
         assert await registry.live_digests([]) == set()
+        many = [f"{number:064x}" for number in range(1000)]  # more than one statement takes
+        assert await registry.live_digests([*many, *asked]) == set(asked[:2])

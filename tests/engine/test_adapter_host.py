@@ -336,6 +336,34 @@ def test_forget_drops_memory_and_disk_also_during_a_read(tmp_path: Path) -> None
         assert b.host.get(B) is not None and b.host.num_adapters == 1
 
 
+def test_what_was_forgotten_while_a_client_fetched_it_goes_when_it_comes(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.host.prefetch(A)
+        b.host.release(A)  # its request was aborted, and the adapter deleted
+        b.host.forget(A)
+        b.put(A)
+        b.host.have(A)
+        assert not (tmp_path / A).exists() and b.host.recent == []
+        b.host.prefetch(A)  # uploaded again
+        b.put(A)
+        b.host.have(A)
+        assert [event.digest for event in b.events(1)] == [A] and (tmp_path / A).exists()
+
+        b.host.prefetch(B)
+        b.host.forget(B)
+        b.host.prefetch(B)  # uploaded again before the first fetch was answered
+        b.put(B)
+        b.host.have(B)
+        assert [event.digest for event in b.events(1)] == [B] and (tmp_path / B).exists()
+
+        b.host.prefetch(C)
+        b.host.forget(C)
+        b.host.fetch_failed(C, "deleted")
+        b.put(C)
+        b.host.have(C)  # of somebody who asked after it had failed
+        assert (tmp_path / C).exists()
+
+
 def test_the_disk_keeps_what_is_in_use_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
     with bench(tmp_path, disk_lora_bytes=20) as b:  # two adapters of 9
         b.bring(A, B)

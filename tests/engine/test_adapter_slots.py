@@ -65,7 +65,7 @@ def test_a_load_that_fails_or_is_wanted_no_more_frees_its_slot():
         assert slots.take_changes() == ([0], []), "nothing is loaded any more"
 
 
-def test_unloading_waits_until_nobody_wants_it_and_is_called_off_by_a_new_request():
+def test_unloading_waits_until_nobody_wants_it_also_of_those_that_come_late():
     slots = AdapterSlots(1)
     _resident(slots, "a")
     slots.unload("a")
@@ -76,10 +76,11 @@ def test_unloading_waits_until_nobody_wants_it_and_is_called_off_by_a_new_reques
 
     _resident(slots, "b")
     slots.unload("b")
-    slots.want("b")
-    slots.unwant("b")
+    slots.want("b")  # it was resolved before the version was deleted
     slots.unwant("b")
     assert slots.take_notices().forgotten == [] and slots.state("b") is SlotState.RESIDENT
+    slots.unwant("b")
+    assert slots.take_notices().forgotten == ["b"] and slots.state("b") is SlotState.ABSENT
 
     slots.unload("never seen")
     assert slots.take_notices().forgotten == ["never seen"]

@@ -122,6 +122,46 @@ async def test_a_new_engine_is_told_at_once_and_what_died_meanwhile_is_unloaded(
         assert service.engine.unloaded == ["d" * 64]
 
 
+async def test_an_engine_whose_disk_holds_more_than_its_memory_drops_all_that_died(tmp_path):
+    engine = FakeEngine()
+    engine.info = info(max_cpu_loras=2)
+    async with running_service(tmp_path, engine) as service:
+        live = [(await service.upload(name, seed=n))["digest"] for n, name in enumerate("abc")]
+        dead = [f"{number:064x}" for number in range(1200)]
+        told = len(engine.residencies)
+        engine.restart(recent=[*live, *dead])
+        await until(lambda: len(engine.residencies) > told)
+        assert engine.residencies[-1] == ([], [], live[:2])
+        assert engine.unloaded == dead
+
+
+async def test_an_adapter_deleted_while_the_engine_was_away_leaves_the_next_ones_disk(tmp_path):
+    cache, blobs = tmp_path / "cache", tmp_path / "blobs"
+    for folder in (cache, blobs):
+        folder.mkdir()
+    config = SchedulerConfig(num_kv_blocks=64, max_num_seqs=4, max_loras=1, max_model_len=128)
+    runner = ScriptedRunner(lambda prompt, adapter: [7] * 3)
+    away = FakeEngine()
+    async with running_service(tmp_path, away) as service:
+        digests = [
+            (await service.upload(name, seed=n))["digest"] for n, name in enumerate("abcdef")
+        ]
+        for digest in digests:
+            await LocalBlobStore(blobs).fetch(digest, cache / digest)
+        away.die()
+        async with service.client("acme:tenant") as client:
+            for name in "abcde":
+                assert (await client.delete(f"/v1/adapters/{name}")).status_code == 204
+        parts = scripted_parts(runner, cache, config=config)
+        async with (
+            InlineEngineClient(parts, fetch_from(LocalBlobStore(blobs), cache)) as engine,
+            open_registry(tmp_path) as registry,
+            ResidencyKeeper(engine, registry, FINGERPRINT),
+        ):
+            await until(lambda: not any((cache / digest).exists() for digest in digests[:5]))
+            assert (cache / digests[5]).exists()
+
+
 async def test_a_keeper_goes_on_until_the_registry_answers(tmp_path, monkeypatch):
     engine = FakeEngine()
     async with open_registry(tmp_path) as registry:

@@ -83,9 +83,11 @@ async def remove_unused(services: Services, digests: list[str]) -> None:
         async with backends.blobs.hold(digest):
             if await backends.registry.is_live(digest):  # uploaded again meanwhile
                 continue
-            with suppress(EngineUnavailable):  # an engine that starts anew has none
-                backends.engine.unload(digest)
-            await backends.blobs.delete(digest)
+            try:
+                await backends.blobs.delete(digest)
+            finally:  # only now, when the engine cannot be given the files once more
+                with suppress(EngineUnavailable):  # the next one is told when it joins
+                    backends.engine.unload(digest)
 
 
 async def _files(services: Services, upload: Upload, folder: Path) -> tuple[bytes, Path]:

@@ -27,8 +27,8 @@ _log = structlog.get_logger("loraplex.residency")
 class ResidencyKeeper:
     """An async context manager: while inside, a new engine is told at once, and all now and then.
 
-    A new engine also names the adapters it found on its disk; those that no version names any more
-    were deleted while it was away, and are unloaded.
+    A new engine also names all adapters on its disk, which outlives it; those that no version
+    names any more were deleted while none was there, and are unloaded.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class ResidencyKeeper:
                 for digest in recent:
                     if digest not in known:
                         self._engine.unload(digest)
+                live = live[: self._engine.info.max_cpu_loras]  # more are not read ahead
             self._engine.set_residency(found.pinned, found.warm, live)
             if self._recent is recent:
                 self._recent = None
