@@ -1,7 +1,8 @@
-"""One API process: `python -m loraplex.api_process LISTENER_FD DRAIN_SECONDS`, started by `serve`.
+"""One API process: `python -m loraplex.api_process LISTENER_FD DRAIN_SECONDS PULSE_FD`.
 
-Its settings come on standard input. On SIGTERM it takes no further connection, lets running
-requests go on for the drain limit, gives those that are left a last frame, and ends.
+`serve` starts one or more of them, on one socket. Its settings come on standard input. On SIGTERM
+it takes no further connection, lets running requests go on for the drain limit, gives those that
+are left a last frame, and ends.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
 from loraplex.services import Backends
 from loraplex.settings import Settings, StorageSettings
+from loraplex.supervisor.pulse import beat
 
 _MAX_OPEN_FILES = 65_536
 _LAST_FRAME_SECONDS = 3.0
@@ -98,7 +100,10 @@ class _DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-async def _serve(settings: Settings, listener: socket.socket, drain_seconds: float) -> None:
+async def _serve(
+    settings: Settings, listener: socket.socket, drain_seconds: float, pulse_fd: int
+) -> None:
+    pulse = asyncio.create_task(beat(pulse_fd), name="pulse")
     base = await asyncio.to_thread(read_base_model, Path(settings.engine.model_dir))
     blobs = open_blob_store(settings.storage.blob_url, Path(settings.storage.blobs_dir))
     engine = ZmqEngineClient(
@@ -125,8 +130,8 @@ async def _serve(settings: Settings, listener: socket.socket, drain_seconds: flo
     gc.collect()
     gc.freeze()
     await _DrainingServer(config, start_drain).serve(sockets=[listener])
-    for drain in drains:
-        drain.cancel()
+    for task in (pulse, *drains):
+        task.cancel()
 
 
 def _allow_connections() -> None:
@@ -144,7 +149,7 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
     listener = socket.socket(fileno=int(sys.argv[1]))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, listener, float(sys.argv[2])))
+        runner.run(_serve(settings, listener, float(sys.argv[2]), int(sys.argv[3])))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,55 @@ async def test_kill_ends_a_child_that_ignores_everything(tmp_path: Path):
     await asyncio.wait_for(task, 10)
 
 
+# Beats until it has started twice; the first life is frozen after that, the second goes on.
+BEATING = """
+import asyncio, sys
+from loraplex.supervisor.pulse import beat
+generation = sys.stdin.read()
+with open(sys.argv[1], "a") as log:
+    log.write(generation + "\\n")
+async def main():
+    beats = asyncio.create_task(beat(int(sys.argv[2])))
+    await asyncio.sleep(0)
+    if generation == "1":
+        import time; time.sleep(600)
+    await beats
+asyncio.run(main())
+"""
+
+
+async def test_a_child_whose_loop_stands_still_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "platform"))
+    log = tmp_path / "log"
+    log.touch()
+    subject = Child(
+        "test", [sys.executable, "-c", BEATING, str(log)], lambda n: str(n).encode(),
+        silence_seconds=1.5,
+    )  # fmt: skip
+    task = asyncio.create_task(subject.run())
+    await until(log, 2)
+    second = subject.pid
+    await asyncio.sleep(3)  # two limits: a child that beats lives on
+    assert (subject.pid, log.read_text()) == (second, "1\n2\n")
+    subject.signal_stop()
+    await asyncio.wait_for(task, 10)
+
+
+async def test_a_child_that_was_never_heard_may_take_its_time_to_start(tmp_path: Path):
+    log = tmp_path / "log"
+    log.touch()
+    command = [sys.executable, "-c", SCRIPT, str(log)]
+    subject = Child("test", command, lambda n: f"{n} stay".encode(), silence_seconds=0.1)
+    task = asyncio.create_task(subject.run())
+    await until(log, 1)
+    await asyncio.sleep(0.5)
+    assert not task.done() and subject.generation == 1
+    subject.signal_stop()
+    await asyncio.wait_for(task, 10)
+
+
 def test_the_pause_doubles_up_to_a_limit_and_starts_over_after_a_long_life():
     backoff = Backoff(first=0.2, longest=1.0, long_life=60)
     assert [backoff.after(0.1) for _ in range(5)] == [0.2, 0.4, 0.8, 1.0, 1.0]

@@ -56,3 +56,25 @@ def test_what_is_given_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert given.sources.adapter_roots == (str(tmp_path),)
     monkeypatch.setenv("LORAPLEX_REDIS_URL", "redis://ours:6379/0")
     assert settings(tmp_path).storage.redis_url == "redis://ours:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({}, "PostgreSQL (LORAPLEX_DATABASE_URL) and Redis (LORAPLEX_REDIS_URL)"),
+        ({"REDIS_URL": "redis://plain:6379/0"}, "PostgreSQL (LORAPLEX_DATABASE_URL):"),
+        ({"DATABASE_URL": "postgresql://host/name"}, "Redis (LORAPLEX_REDIS_URL):"),
+    ],
+)
+def test_several_api_processes_need_what_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], missing: str
+):
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = ServeOptions(model="m", data_dir=tmp_path, workers=2)
+    with pytest.raises(ServeError) as caught:
+        settings_of(options, tmp_path, DataDir(tmp_path), "socket")
+    assert f"--workers 2 needs {missing}".rstrip(":") in str(caught.value)
+    assert ("Redis" in str(caught.value)) == ("Redis" in missing)
+    assert ("PostgreSQL" in str(caught.value)) == ("PostgreSQL" in missing)

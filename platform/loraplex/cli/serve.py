@@ -52,6 +52,10 @@ from loraplex.supervisor.data_dir import default_data_dir
     show_default=True, help="Of weights and KV cache; auto: as the model was saved.",
 )  # fmt: skip
 @click.option("--no-prefix-cache", is_flag=True, help="Recompute shared prompts.")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True,
+              help="API processes; more than 1 need PostgreSQL and Redis.")  # fmt: skip
+@click.option("--api-silence-seconds", type=click.FloatRange(2), default=10.0, show_default=True,
+              help="An API process that stands still for so long is started anew.")  # fmt: skip
 @click.option("--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
               help="What running requests get after SIGTERM.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
@@ -61,7 +65,8 @@ def serve(
     max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, warm_up_seconds: float,
     max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
-    dtype: str, no_prefix_cache: bool, drain_seconds: float, threads: int | None,
+    dtype: str, no_prefix_cache: bool, workers: int, api_silence_seconds: float,
+    drain_seconds: float, threads: int | None,
 ) -> None:  # fmt: skip
     """Serve a base model and the adapters of its tenants, on the OpenAI API.
 
@@ -79,6 +84,8 @@ def serve(
         host=host,
         port=port,
         data_dir=data_dir,
+        workers=workers,
+        api_silence_seconds=api_silence_seconds,
         drain_seconds=drain_seconds,
         engine={
             "dtype": dtype,

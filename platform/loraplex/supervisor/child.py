@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from loraplex.supervisor.pulse import Pulse
+
 CONFIG_ERROR_EXIT_CODE = 2
 """A child that exits with this can never start as configured: restarting would not help."""
 
@@ -44,6 +46,8 @@ class Child:
 
     `payload` makes the JSON document that start number `generation` (from 1) reads on its
     standard input, so that secrets appear on no command line. `environment` None passes ours on.
+    With `silence_seconds` the command gets one more argument, the descriptor for `pulse.beat`; a
+    child that once gave signs of life there and then none for so long is killed and restarted.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Child:
         *,
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        silence_seconds: float | None = None,
     ) -> None:
         self.name = name
         self.generation = 0
@@ -61,6 +66,7 @@ class Child:
         self._payload = payload
         self._pass_fds = pass_fds
         self._environment = environment
+        self._silence_seconds = silence_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._stop = asyncio.Event()
 
@@ -89,11 +95,23 @@ class Child:
 
     async def _run_once(self) -> int:
         self.generation += 1
+        if self._silence_seconds is None:
+            await self._spawn(*self._command)
+            return await self._wait()
+        with Pulse(self._silence_seconds, self._kill_silent) as pulse:
+            await self._spawn(*self._command, str(pulse.child_fd), pulse_fds=[pulse.child_fd])
+            pulse.hand_over()
+            return await self._wait()
+
+    async def _spawn(self, *command: str, pulse_fds: Sequence[int] = ()) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, pass_fds=self._pass_fds,
+            *command, stdin=asyncio.subprocess.PIPE, pass_fds=[*self._pass_fds, *pulse_fds],
             env=self._environment,
             start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
         )  # fmt: skip
+
+    async def _wait(self) -> int:
+        assert self._process is not None
         if self._stop.is_set():  # asked to stop while it was being spawned
             self._process.terminate()
         assert self._process.stdin is not None
@@ -111,6 +129,10 @@ class Child:
     def kill(self) -> None:
         """End the process now."""
         self._stop.set()
+        self._send(signal.SIGKILL)
+
+    def _kill_silent(self) -> None:
+        _log.error("child_silent", child=self.name, seconds=self._silence_seconds)
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:

@@ -1,6 +1,7 @@
 """`loraplex serve`, from its options to a running service: everything that can be wrong, first."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -28,7 +29,7 @@ from engine.logs import configure_logs
 from engine.text.errors import TextError
 from engine.text.tokenizer import Tokenizer
 from loraplex.database import DatabaseNotMigrated, check, is_embedded, upgrade
-from loraplex.settings import Settings, SettingsError, SourceSettings
+from loraplex.settings import Settings, SettingsError, SourceSettings, StorageSettings
 from loraplex.supervisor.data_dir import (
     DataDir,
     DataDirError,
@@ -56,6 +57,9 @@ class ServeOptions:
     """Where admins may register adapters from by `file://`."""
     host: str = "127.0.0.1"
     port: int = 8000
+    workers: int = 1
+    """API processes."""
+    api_silence_seconds: float = 10.0
     drain_seconds: float = 30.0
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `EngineArgs`; None means automatic."""
@@ -81,6 +85,8 @@ async def serve(options: ServeOptions) -> None:
                     engine=engine,
                     api=settings,
                     listener=listener,
+                    workers=options.workers,
+                    api_silence_seconds=options.api_silence_seconds,
                     drain_seconds=options.drain_seconds,
                 )
                 greeting = asyncio.create_task(_greet(url, model_dir, data))
@@ -178,6 +184,7 @@ def _settings(
         model_dir=str(model_dir),
     )
     check_admin_key(settings.auth.admin_key)
+    _check_shared(options.workers, settings.storage)
     _check_sources(settings.sources)
     if settings.storage.redis_url is not None:
         try:
@@ -192,6 +199,23 @@ def _settings(
         except ValueError as error:
             raise ServeError(f"LORAPLEX_BLOB_URL: {error}") from None
     return settings
+
+
+def _check_shared(workers: int, storage: StorageSettings) -> None:
+    """Several API processes must see each other's changes at once, and not wait for each other."""
+    if workers == 1:
+        return
+    missing: list[str] = []
+    with contextlib.suppress(ValueError):  # what is wrong with the URL is said later
+        if is_embedded(storage.database_url):
+            missing.append("PostgreSQL (LORAPLEX_DATABASE_URL)")
+    if storage.redis_url is None:
+        missing.append("Redis (LORAPLEX_REDIS_URL)")
+    if missing:
+        raise ServeError(
+            f"--workers {workers} needs {' and '.join(missing)}: API processes share a registry "
+            "and tell each other of changes; set what is missing, or use --workers 1"
+        )
 
 
 def _check_sources(sources: SourceSettings) -> None:

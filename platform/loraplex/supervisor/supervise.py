@@ -44,6 +44,8 @@ class Service:
     """Bound and listening; its file descriptor goes to every API process."""
     workers: int = 1
     drain_seconds: float = 30.0
+    api_silence_seconds: float = 10.0
+    """An API process whose event loop stands still for so long is killed, and started again."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -72,6 +74,7 @@ async def supervise(service: Service) -> None:
             [*api_command, str(service.listener.fileno()), str(service.drain_seconds)],
             _api_payload(service, f"api-{number}"),
             pass_fds=[service.listener.fileno()],
+            silence_seconds=service.api_silence_seconds,
         )
         for number in range(service.workers)
     ]
