@@ -1,5 +1,10 @@
-"""Ends a process whose step loop hangs, so that its supervisor can start another."""
+"""Ends a process whose step loop hangs, so that its supervisor can start another.
 
+A thread of a process that is stopped, or whose native code keeps the interpreter to itself, can
+end nothing: then no beats come, and the supervisor ends it.
+"""
+
+import contextlib
 import os
 import threading
 import time
@@ -11,21 +16,39 @@ HUNG_EXIT_CODE = 4
 
 
 def end_when_hung(
-    last_turn: Callable[[], float], hang_seconds: float, *, end: Callable[[int], object] = os._exit
+    last_turn: Callable[[], float],
+    hang_seconds: float,
+    *,
+    beat_fd: int | None = None,
+    end: Callable[[int], object] = os._exit,
 ) -> None:
     """Watch on a thread that `last_turn` changes at least once in `hang_seconds`.
+
+    As it does, a byte goes to the pipe `beat_fd`, once a second at most.
 
     Seconds are counted by the watch's own pauses, so a machine that was asleep has not hung.
     """
     pause = min(1.0, hang_seconds / 4)
+    if beat_fd is not None:
+        os.set_blocking(beat_fd, False)
 
     def watch() -> None:
         seen, still_seconds = last_turn(), 0.0
+        _beat(beat_fd)
         while still_seconds < hang_seconds:
             time.sleep(pause)
-            still_seconds = still_seconds + pause if last_turn() == seen else 0.0
-            seen = last_turn()
+            if last_turn() == seen:
+                still_seconds += pause
+            else:
+                seen, still_seconds = last_turn(), 0.0
+                _beat(beat_fd)
         structlog.get_logger("engine.process").error("step_hangs", seconds=hang_seconds)
         end(HUNG_EXIT_CODE)
 
     threading.Thread(target=watch, name="hang-watch", daemon=True).start()
+
+
+def _beat(beat_fd: int | None) -> None:
+    if beat_fd is not None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # unread, or nobody to read
+            os.write(beat_fd, b".")

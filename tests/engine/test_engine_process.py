@@ -122,6 +122,15 @@ def test_arguments_may_come_from_a_file(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.count(b"\n") == 1
 
 
+async def test_what_was_loaded_at_the_start_is_spared_by_collections() -> None:
+    with engine_process() as process:
+        process.start("count_frozen")
+        async with connect(process) as client:
+            stream = await client.generate(request(1, [5], max_tokens=1))
+            [output] = [output async for output in stream]
+            assert output.deltas[0].token_ids == [1]
+
+
 async def test_sigterm_ends_an_idle_engine_and_ctrl_c_does_not() -> None:
     with engine_process() as process:
         child = process.start()

@@ -5,6 +5,7 @@ runner instead of a model.
 """
 
 import contextlib
+import gc
 import secrets
 import subprocess
 import sys
@@ -234,11 +235,17 @@ def engine_process() -> Iterator[EngineProcess]:
             process.close()
 
 
-def main(args_path: str, behaviour: str) -> int:
+def count_frozen(prompt: tuple[int, ...], adapter: str | None) -> list[int]:
+    """Says 1 if what was loaded at the start is spared by collections."""
+    return [int(gc.get_freeze_count() > 10_000)]
+
+
+def main(args_path: str, behaviour: str, beat_fd: str | None = None) -> int:
     args: EngineArgs = parse_engine_args(Path(args_path).read_bytes())
     configure_logs(args.log_format, process="engine", generation=args.generation)
     die_with_parent(args.parent_pid)
-    runner = ScriptedRunner(endless if behaviour != "echo" else echo)
+    replies = {"echo": echo, "count_frozen": count_frozen}
+    runner = ScriptedRunner(replies.get(behaviour, endless))
 
     def before_step(batch: ScheduledBatch) -> None:
         if behaviour == "slow":
@@ -255,7 +262,8 @@ def main(args_path: str, behaviour: str) -> int:
         return load_fake_adapter(digest, folder)
 
     runner.before_step = before_step
-    return serve(scripted_parts(runner, Path(args.cache_dir), load=load), args)
+    parts = scripted_parts(runner, Path(args.cache_dir), load=load)
+    return serve(parts, args, beat_fd=None if beat_fd is None else int(beat_fd))
 
 
 if __name__ == "__main__":
