@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.anyio
 class SupervisedEngine:
     """A scripted engine under the supervisor's own care, and a client of it."""
 
-    def __init__(self, folder: Path, behaviour: str, args: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, behaviour: str, silence_seconds: float | None, args: dict[str, Any]
+    ) -> None:
         self.socket_path = folder / "engine.sock"
         self.cache_dir = folder / "cache"
         self._args = args | {
@@ -34,7 +38,7 @@ class SupervisedEngine:
         }
         self._path = folder / "args.json"
         command = [sys.executable, "-m", "tests.support.engine_server", str(self._path), behaviour]
-        self.child = Child("engine", command, self._payload)
+        self.child = Child("engine", command, self._payload, silence_seconds=silence_seconds)
         self.client = ZmqEngineClient(
             self.socket_path, self._fetch, beat_seconds=0.1, doubt_after=1.0
         )
@@ -48,9 +52,11 @@ class SupervisedEngine:
 
 
 @contextlib.asynccontextmanager
-async def supervised(behaviour: str, **args: Any) -> AsyncIterator[SupervisedEngine]:
+async def supervised(
+    behaviour: str, *, silence_seconds: float | None = None, **args: Any
+) -> AsyncIterator[SupervisedEngine]:
     with run_dir() as folder:
-        engine = SupervisedEngine(folder, behaviour, args)
+        engine = SupervisedEngine(folder, behaviour, silence_seconds, args)
         running = asyncio.create_task(engine.child.run())
         await engine.client.start()
         try:
@@ -87,8 +93,22 @@ async def test_a_hung_engine_is_not_ready_fails_what_is_pending_and_is_replaced(
         assert await read(await client.generate(request(2, [5], max_tokens=20))) == [7] * 20
 
 
+async def test_an_engine_that_is_stopped_cannot_end_itself_and_is_replaced() -> None:
+    async with supervised("endless", silence_seconds=4.0) as engine:
+        client = engine.client
+        running = await client.generate(request(1, [5], max_tokens=50_000))
+        pid = engine.child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailable):
+            await read(running)
+        await client.wait_ready(60)
+        assert (engine.child.generation, engine.child.pid != pid) == (2, True)
+        assert await read(await client.generate(request(2, [5], max_tokens=20))) == [7] * 20
+
+
 async def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
-    async with supervised("echo", hang_seconds=2.5) as engine:
+    async with supervised("echo", silence_seconds=3.0, hang_seconds=2.5) as engine:
         raw = RawClient(engine.socket_path)
         await asyncio.to_thread(raw.join)
         for _ in range(8):  # two beats a second

@@ -1,6 +1,7 @@
 """A supervised child: restarted when it dies, never after it was told to stop."""
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.supervisor.child import Backoff, Child, ChildCannotStart
+from loraplex.supervisor.pulse import Pulse
 
 pytestmark = pytest.mark.anyio
 
@@ -126,6 +128,20 @@ async def test_a_child_that_was_never_heard_may_take_its_time_to_start(tmp_path:
     assert not task.done() and subject.generation == 1
     subject.signal_stop()
     await asyncio.wait_for(task, 10)
+
+
+async def test_a_freeze_of_the_whole_machine_is_not_held_against_the_child():
+    silent = asyncio.Event()
+    with Pulse(0.4, silent.set) as pulse:
+        os.write(pulse.child_fd, b".")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it was heard
+        time.sleep(0.5)  # noqa: ASYNC251 - we stand still as well, for longer than a child may
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not silent.is_set()
+        os.write(pulse.child_fd, b".")
+        await asyncio.wait_for(silent.wait(), 10)
 
 
 def test_the_pause_doubles_up_to_a_limit_and_starts_over_after_a_long_life():

@@ -46,7 +46,7 @@ class Child:
 
     `payload` makes the JSON document that start number `generation` (from 1) reads on its
     standard input, so that secrets appear on no command line. `environment` None passes ours on.
-    With `silence_seconds` the command gets one more argument, the descriptor for `pulse.beat`; a
+    With `silence_seconds` the command gets one more argument, the descriptor to beat on; a
     child that once gave signs of life there and then none for so long is killed and restarted.
     """
 

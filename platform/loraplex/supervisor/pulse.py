@@ -12,19 +12,23 @@ from types import TracebackType
 from typing import Self
 
 BEAT_SECONDS = 0.5
+_LOOKS = 4
+"""Silence is found in so many looks: after a machine or container was frozen only one of them is
+due, and the child has the time of the others to be heard again."""
 
 
 class Pulse:
     """A context manager around one life of a child.
 
     Calls `on_silence` when, after the first sign of life, none came for `silence_seconds`. Until
-    then a child may take as long as it needs to start. `child_fd` is the descriptor for `beat`.
+    then a child may take as long as it needs to start. `child_fd` is the descriptor to beat on.
     """
 
     def __init__(self, silence_seconds: float, on_silence: Callable[[], None]) -> None:
         self._silence_seconds = silence_seconds
         self._on_silence = on_silence
         self._timer: asyncio.TimerHandle | None = None
+        self._num_looks = 0
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -55,9 +59,20 @@ class Pulse:
         if self._timer is not None:
             self._timer.cancel()
         if beats:
-            self._timer = self._loop.call_later(self._silence_seconds, self._on_silence)
+            self._num_looks = 0
+            self._look_later()
         else:
             self._loop.remove_reader(self._read_fd)
+
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(self._silence_seconds / _LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._num_looks += 1
+        if self._num_looks == _LOOKS:
+            self._on_silence()
+        else:
+            self._look_later()
 
 
 async def beat(child_fd: int) -> None:

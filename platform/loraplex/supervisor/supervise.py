@@ -29,6 +29,9 @@ _ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 cores a step took 4 to 7 s, and 0.3 s without. Some 20 microseconds, the gap between two parallel
 regions, save a sleep at each of a step's 300: 42 ms became 35. The operator's own setting wins."""
 
+_SILENCE = 1.25
+"""An engine is killed after so many times the `hang_seconds` after which its own watch ends it."""
+
 _STOP_GRACE_SECONDS = 5.0
 """What an API process gets beyond its drain limit, and the engine once nobody calls it."""
 
@@ -63,9 +66,10 @@ async def supervise(service: Service) -> None:
     """
     engine = Child(
         "engine",
-        [sys.executable, "-m", "engine.process"],
+        [sys.executable, "-m", "engine.process", "--beat-fd"],
         _engine_payload(service),
         environment=_ENGINE_ENVIRONMENT | os.environ,
+        silence_seconds=_SILENCE * service.engine.hang_seconds,
     )
     api_command = [sys.executable, "-m", "loraplex.api_process"]
     apis = [
