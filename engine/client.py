@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import EngineInfo, EngineRequest, EngineStats
+from engine.messages import EndCalls, EngineInfo, EngineRequest, EngineStats
 from engine.request_stream import RequestStream
 
 FetchAdapter = Callable[[str], Awaitable[None]]
@@ -46,6 +46,10 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: int) -> None:
         """Forget a request; synchronous, so that it works while a task is being cancelled."""
+        ...
+
+    def end_calls(self, order: EndCalls) -> None:
+        """End requests of a tenant, also those of other clients; see `EndCalls`."""
         ...
 
     def unload(self, digest: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.adapter_source import AdapterReady, AdapterSource, Runner
 from engine.config import SchedulerConfig
-from engine.messages import EngineRequest, EngineStats, RequestOutput
+from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
 from engine.scheduled_batch import SlotLoad
 from engine.scheduler import Scheduler
 
@@ -49,6 +49,10 @@ class EngineCore:
     def abort_client(self, client: Hashable) -> None:
         """End all requests of a client that is gone."""
         self._scheduler.abort_client(client)
+
+    def end_calls(self, order: EndCalls) -> None:
+        """End the requests that the order concerns, whichever client's."""
+        self._scheduler.end_calls(order)
 
     def pin(self, digests: frozenset[str]) -> None:
         """Replace the set of pinned adapters, see `Scheduler.pin`; they begin to be fetched."""

@@ -12,7 +12,7 @@ from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin
 from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
-from engine.messages import EngineInfo, EngineRequest, EngineStats, FetchFailed, Have
+from engine.messages import EndCalls, EngineInfo, EngineRequest, EngineStats, FetchFailed, Have
 from engine.parts import EngineParts
 from engine.request_stream import RequestStream
 
@@ -102,6 +102,10 @@ class InlineEngineClient:
         if stream is not None:
             stream.end()
         self._post(lambda: self._parts.core.abort(CLIENT, request_id))
+
+    def end_calls(self, order: EndCalls) -> None:
+        """End requests of a tenant; see `EndCalls`."""
+        self._post(lambda: self._parts.core.end_calls(order))
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""

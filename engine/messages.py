@@ -26,7 +26,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter: str | None = None
     """Digest; None for the base model."""
     label: str = ""
-    """`name@N`, for statistics only."""
+    """`name@N`, or the base's name: for statistics, and to end a version's calls by."""
     weight: float = 1.0
     """The tenant's share."""
     max_concurrent: int | None = None
@@ -187,6 +187,34 @@ class SetResidency(msgspec.Struct, frozen=True, tag="residency"):
     recent: list[str] = []
 
 
+class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
+    """End a tenant's requests, whichever client's: all, or those labelled `name@N`.
+
+    Each ends with an output that carries `code` and `reason`. Not answered.
+    """
+
+    tenant: str
+    adapter: str | None = None
+    """The adapter's name; None: all of the tenant's requests, those for the base included."""
+    version: int | None = None
+    """None: all versions of `adapter`."""
+    code: str
+    reason: str
+
+    def concerns(self, request: EngineRequest) -> bool:
+        """Whether this request is to end."""
+        if request.tenant != self.tenant:
+            return False
+        if self.adapter is None:
+            return True
+        name, _, version = request.label.rpartition("@")
+        return (
+            request.adapter is not None
+            and name == self.adapter
+            and (self.version is None or str(self.version) == version)
+        )
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Answered by `Stats`."""
 
@@ -206,6 +234,7 @@ ClientMessage = (
     | FetchFailed
     | Unload
     | SetResidency
+    | EndCalls
     | GetStats
     | Drain
 )

@@ -17,7 +17,7 @@ from engine.adapter_slots import AdapterNotices, SlotState
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.lifecycle import Lifecycle
-from engine.messages import EngineRequest, EngineStats, FinishReason, RequestOutput
+from engine.messages import EndCalls, EngineRequest, EngineStats, FinishReason, RequestOutput
 from engine.outputs import Outputs
 from engine.policies import make_policy
 from engine.request import Request, RequestKey
@@ -97,6 +97,14 @@ class Scheduler:
         """End all requests of a client that is gone."""
         for request_id in list(self._requests.get(client, ())):
             self.abort(client, request_id)
+
+    def end_calls(self, order: EndCalls) -> None:
+        """End the requests that the order concerns, each with an output that says why."""
+        self._time.tick()
+        requests = [request for of in self._requests.values() for request in of.values()]
+        for request in requests:
+            if order.concerns(request.message):
+                self._fail(request, order.code, order.reason)
 
     # -- steps
 

@@ -23,6 +23,7 @@ from engine.messages import (
     Alive,
     ClientMessage,
     Drain,
+    EndCalls,
     EngineMessage,
     FetchFailed,
     Generate,
@@ -171,6 +172,8 @@ class EngineServer:
                     self._core.unload(message.digest)
             case SetResidency():
                 self._residency.set(message.pinned, message.warm, message.recent)
+            case EndCalls():
+                self._core.end_calls(message)
             case GetStats():
                 self._send_stats(client, message.call_id)
             case Drain():

@@ -19,6 +19,7 @@ from engine.messages import (
     Alive,
     ClientMessage,
     Drain,
+    EndCalls,
     EngineInfo,
     EngineMessage,
     EngineRequest,
@@ -192,6 +193,10 @@ class ZmqEngineClient:
         if stream is not None:
             stream.end()
             self._send_surely(Abort(request_id))
+
+    def end_calls(self, order: EndCalls) -> None:
+        """End requests of a tenant, also those of other clients; see `EndCalls`."""
+        self._send_surely(order)
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""

@@ -36,7 +36,6 @@ from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
 from loraplex.openai.models_controller import ModelsController
 from loraplex.request_id import add_request_id
-from loraplex.running import RunningCalls
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
 from loraplex.tenant_scope import provide_tenant
@@ -85,7 +84,6 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
                 usage=usage,
-                running=RunningCalls(),
                 residency=residency,
                 registrar=registrar,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),

@@ -16,7 +16,6 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
-from loraplex.running import RunningCalls
 from loraplex.settings import Settings
 from loraplex.usage import UsageRecorder
 
@@ -42,7 +41,6 @@ class Services:
     backends: Backends
     authenticator: Authenticator
     usage: UsageRecorder
-    running: RunningCalls
     residency: ResidencyKeeper
     registrar: Registrar
     inspections: anyio.CapacityLimiter

@@ -15,6 +15,7 @@ from engine.messages import (
     Accepted,
     Alive,
     Drain,
+    EndCalls,
     FetchFailed,
     Generate,
     Have,
@@ -322,6 +323,61 @@ def test_when_a_client_dies_during_a_fetch_another_is_asked() -> None:
         put_fake_adapter(server.cache_dir, A)
         second.send(Have(A))
         assert second.receive_last(1).error_code is None
+
+
+def end_calls(tenant: str, adapter: str | None = None, version: int | None = None) -> EndCalls:
+    return EndCalls(tenant=tenant, adapter=adapter, version=version, code="over", reason="Gone.")
+
+
+@pytest.mark.parametrize(
+    ("order", "ended"),
+    [
+        (end_calls("acme"), {"base", "legal@1", "legal@12", "legal-2@1"}),
+        (end_calls("acme", "legal"), {"legal@1", "legal@12"}),
+        (end_calls("acme", "legal", 1), {"legal@1"}),
+        (end_calls("acme", "legal", 2), set[str]()),
+        (end_calls("acme", "base"), set[str]()),
+    ],
+    ids=["tenant", "adapter", "version", "unused version", "an adapter called base"],
+)
+def test_one_clients_order_ends_the_calls_of_all_clients_that_it_concerns(
+    order: EndCalls, ended: set[str]
+) -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        put_fake_adapter(server.cache_dir, A)
+        clients = [server.joined_client(), server.joined_client()]
+        labels = ["base", "legal@1", "legal@12", "legal-2@1"]
+        for client in clients:
+            for number, label in enumerate(labels):
+                adapter = None if label == "base" else A
+                asked = request(number, [5], adapter=adapter, max_tokens=100_000)
+                client.send(Generate(msgspec.structs.replace(asked, label=label)))
+            foreign = request(99, [5], tenant="zen", adapter=A, max_tokens=100_000)
+            client.send(Generate(msgspec.structs.replace(foreign, label="legal@1")))
+            for _ in range(len(labels) + 1):
+                client.receive(Accepted)
+        clients[0].send(order)
+        for client in clients:
+            left = {number for number, label in enumerate(labels) if label in ended}
+            while left:
+                for output in client.receive(Outputs).outputs:
+                    if output.finished:
+                        assert (output.error_code, output.error) == ("over", "Gone.")
+                        left.remove(output.request_id)
+        stats = clients[0].stats().stats
+        assert stats.running + stats.waiting == 2 * (len(labels) - len(ended) + 1)
+
+
+def test_an_order_with_a_strange_label_about_hurts_nobody() -> None:
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        put_fake_adapter(server.cache_dir, A)
+        client = server.joined_client()
+        for number, label in enumerate(["legal@x", "", "@", "legal@1@1"]):
+            asked = request(number, [5], adapter=A, max_tokens=100_000)
+            client.send(Generate(msgspec.structs.replace(asked, label=label)))
+            client.receive(Accepted)
+        client.send(end_calls("acme", "legal", 1))
+        assert client.stats().stats.running + client.stats().stats.waiting == 4
 
 
 def test_a_failed_fetch_ends_the_adapters_requests_alone_and_is_tried_again() -> None:

@@ -164,7 +164,7 @@ async def test_requests_finish_on_a_deleted_version_unless_they_are_to_end(tmp_p
         assert (await client.delete("/v1/adapters/legal?abort=true")).status_code == 204
         assert "version_deleted" in await other
         assert service.engine.open_requests == []
-        assert request_id in service.engine.aborted
+        assert request_id in service.engine.ended
 
 
 async def test_a_version_that_does_not_exist_is_not_found_whatever_its_number(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from engine.errors import EngineError, EngineUnavailable
 from engine.messages import (
     ChoiceDelta,
+    EndCalls,
     EngineInfo,
     EngineRequest,
     EngineStats,
@@ -53,6 +54,8 @@ class FakeEngine:
         self.refusal: EngineError | None = None
         self.requests: dict[int, EngineRequest] = {}
         self.aborted: list[int] = []
+        self.ended: list[int] = []
+        """By `end_calls`."""
         self.unloaded: list[str] = []
         self.is_warming = False
         self.recent: list[str] = []
@@ -155,6 +158,16 @@ class FakeEngine:
         if stream is not None:
             self.aborted.append(request_id)
             stream.end()
+
+    def end_calls(self, order: EndCalls) -> None:
+        for request_id in list(self._streams):
+            if order.concerns(self.requests[request_id]):
+                self.ended.append(request_id)
+                self.push(
+                    RequestOutput(
+                        request_id, finished=True, error_code=order.code, error=order.reason
+                    )
+                )
 
     def unload(self, digest: str) -> None:
         self.unloaded.append(digest)

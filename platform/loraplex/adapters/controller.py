@@ -23,6 +23,7 @@ from loraplex.adapters.residency import check_may_change, limits_of
 from loraplex.adapters.upload import receive_upload
 from loraplex.adapters.version_controller import Abort
 from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.ending_calls import end_calls_of_adapter
 from loraplex.idempotency import IDEMPOTENCY_HEADERS, REPLAYED, idempotency_key
 from loraplex.json_body import read_struct
 from loraplex.openapi import OpenAIError, errors, json_body, multipart_body, operation
@@ -146,7 +147,7 @@ class AdapterController(Controller):
             tenant.name, name, actor=request.user.actor
         )
         if abort:
-            services.running.abort(tenant.name, name)
+            end_calls_of_adapter(services.backends.engine, tenant.name, name)
         await services.residency.refresh()
         await remove_unused(services, unused)
 

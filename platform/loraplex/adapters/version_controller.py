@@ -13,6 +13,7 @@ from loraplex.adapters import schemas
 from loraplex.adapters.export import export_version
 from loraplex.adapters.publishing import remove_unused
 from loraplex.auth import Caller, requires_tenant_scope
+from loraplex.ending_calls import end_calls_of_adapter
 from loraplex.openapi import OpenAIError, errors, operation
 from loraplex.services import Services
 
@@ -77,5 +78,5 @@ class VersionController(Controller):
             tenant.name, name, version, actor=request.user.actor
         )
         if abort:
-            services.running.abort(tenant.name, name, version)
+            end_calls_of_adapter(services.backends.engine, tenant.name, name, version)
         await remove_unused(services, unused)

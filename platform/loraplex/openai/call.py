@@ -8,7 +8,6 @@ from adapter_store.registry.records import TenantInfo, UsageRecord
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.text.text_stream import TextStream
-from loraplex.errors import ApiError
 from loraplex.openai.deadline import Deadline
 from loraplex.openai.fields import GenerationFields
 from loraplex.openai.generation import Choice, Generation
@@ -29,12 +28,8 @@ class Call:
         self.created = int(time.time())
         self.target = target
         self.generation = generation
-        adapter = target.adapter
         self.tenant_name = tenant.name
-        self.adapter_version = None if adapter is None else (adapter.name, adapter.version)
         self._recorder = services.usage
-        self._running = services.running
-        self._running.add(self)
         self._is_closed = False
         self._has_failed = False
 
@@ -54,16 +49,11 @@ class Call:
         """The engine gave the call up: it is neither finished nor aborted by the client."""
         self._has_failed = True
 
-    def give_up(self, error: ApiError) -> None:
-        """End it now; its client gets the error."""
-        self.generation.give_up(error)
-
     def close(self) -> None:
         """Abort what still runs and record the usage, once; works while a task is cancelled."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._running.remove(self)
         self.generation.abort()
         timing = self.generation.timing
         adapter = self.target.adapter

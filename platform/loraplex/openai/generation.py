@@ -15,6 +15,7 @@ from engine.client import EngineClient
 from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTiming, TokenLogprob
 from engine.request_stream import RequestStream
 from engine.text.text_stream import TextStream
+from loraplex.ending_calls import TENANT_SUSPENDED, VERSION_DELETED
 from loraplex.errors import ApiError, adapter_unavailable
 from loraplex.openai.deadline import Deadline
 from loraplex.openai.replies import FinishReason
@@ -278,8 +279,12 @@ class Generation:
             self._timings[number], self._timed_at[number] = output.timing, self._last
 
 
+_STATUS_OF = {"engine_stopped": 503, TENANT_SUSPENDED: 403, VERSION_DELETED: 409}
+
+
 def _failure(code: str, message: str | None) -> ApiError:
     if code == "adapter_unavailable":
         return adapter_unavailable()
-    status = 503 if code == "engine_stopped" else 500
-    return ApiError(status, code, message or "the engine could not finish this request")
+    return ApiError(
+        _STATUS_OF.get(code, 500), code, message or "the engine could not finish this request"
+    )

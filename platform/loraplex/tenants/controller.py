@@ -13,6 +13,7 @@ from msgspec import Meta
 from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
 from loraplex.adapters.publishing import remove_unused
 from loraplex.auth import Caller, requires_admin
+from loraplex.ending_calls import end_calls_of_tenant
 from loraplex.json_body import read_struct
 from loraplex.openapi import Problem, errors, json_body
 from loraplex.paging import DEFAULT_LIMIT, PageAfter, PageLimit, cut
@@ -108,7 +109,7 @@ class TenantController(Controller):
         tenant = await services.backends.registry.suspend_tenant(
             tenant_name, actor=request.user.actor
         )
-        services.running.abort(tenant_name)
+        end_calls_of_tenant(services.backends.engine, tenant_name)
         return _tenant(tenant)
 
     @post(
@@ -142,7 +143,7 @@ class TenantController(Controller):
         unused = await services.backends.registry.delete_tenant(
             tenant_name, with_usage=usage == "delete", actor=request.user.actor
         )
-        services.running.abort(tenant_name)
+        end_calls_of_tenant(services.backends.engine, tenant_name)
         await services.residency.refresh()
         await remove_unused(services, unused)
 
