@@ -14,6 +14,7 @@ AdapterStoreError
 │   ├── NameReserved         the name is kept for the base model
 │   ├── InvalidField         another field with a value that can never work (`.field`)
 │   ├── VersionInUse         an alias points to the version
+│   ├── QuotaExceeded        the tenant may not keep so much (`.code`)
 │   ├── ResidencyLimit       no more adapters can be pinned, or kept in host memory
 │   ├── AliasConflict        the alias does not point to the version that the caller expected
 │   ├── AliasNotFound        the adapter has no such alias
@@ -123,6 +124,14 @@ class VersionInUse(RegistryError):
     """The version cannot be deleted: an alias points to it."""
 
     code = "version_in_use"
+
+
+class QuotaExceeded(RegistryError):
+    """The tenant may not keep so much; `code` says which of its quotas it is."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ResidencyLimit(RegistryError):

@@ -80,12 +80,17 @@ def check_room(
     if tenant is not None:
         _refuse_if_full(
             "tenant_queue_full", "the tenant's queue",
-            tenant.num_waiting, config.max_queued_per_tenant, tenant.pressure, now,
+            tenant.num_waiting, _tenant_limit(request, config), tenant.pressure, now,
         )  # fmt: skip
     _refuse_if_full(
         "queue_full", "the engine's queue",
         waiting.num_waiting, config.max_queue_len, waiting.pressure, now,
     )  # fmt: skip
+
+
+def _tenant_limit(request: EngineRequest, config: SchedulerConfig) -> int | None:
+    limits = (request.max_queued, config.max_queued_per_tenant)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _refuse_if_full(

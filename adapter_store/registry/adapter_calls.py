@@ -48,7 +48,8 @@ class AdapterCalls(Transactions):
         is new or not: who uploads for publication gets what was uploaded, also after a roll-back.
         Without, no alias moves; a first version then answers to `name@1` only. A call with the
         `idempotency_key` of an earlier one changes nothing and returns what that one did.
-        Raises `InvalidName`, `NameReserved`, `TenantNotFound` or `IdempotencyKeyReused`.
+        Raises `InvalidName`, `NameReserved`, `TenantNotFound`, `IdempotencyKeyReused` or
+        `QuotaExceeded`.
         """
         self.check_name(name)
         change = self._change(actor)

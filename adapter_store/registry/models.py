@@ -84,6 +84,7 @@ class Tenant(Base):
     created_at: Mapped[datetime]
     suspended_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
+    quota: Mapped[dict[str, Any] | None]
 
 
 class ApiKey(Base):
@@ -215,7 +216,7 @@ class Usage(Base):
     """What one request used. It names adapters by text, because it outlives them."""
 
     __tablename__ = "usage"
-    __table_args__ = (Index(None, "tenant_id", "created_at"),)
+    __table_args__ = (Index(None, "tenant_id", "created_at"), Index(None, "created_at"))
 
     id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
     request_id: Mapped[str] = mapped_column(String(64), unique=True)
@@ -230,6 +231,7 @@ class Usage(Base):
     load_seconds: Mapped[float]
     prefill_seconds: Mapped[float]
     decode_seconds: Mapped[float]
+    engine_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime]
 
 

@@ -18,6 +18,24 @@ MAX_WEIGHT = 1000.0
 counters to where a token no longer changes them, everybody's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What a tenant may use; None: as much as there is."""
+
+    requests_per_minute: int | None = None
+    """Generation calls. Over every minute that slides along."""
+    tokens_per_minute: int | None = None
+    """Prompt and output tokens, cached ones included."""
+    max_concurrent: int | None = None
+    """Sequences that run at once; more wait."""
+    max_queued: int | None = None
+    """Sequences that wait."""
+    max_adapters: int | None = None
+    max_adapter_bytes: int | None = None
+    """Of all versions' weights files together."""
+    max_rank: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class TenantInfo:
     """A tenant. `weight` is its share of the engine."""
@@ -27,6 +45,7 @@ class TenantInfo:
     created_at: datetime
     suspended_at: datetime | None = None
     """Since when its keys answer 403; None while they work."""
+    quota: Quota = Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +221,8 @@ class UsageRecord:
     load_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    """Its tokens' share of the engine's steps."""
     created_at: datetime | None = None
     """When it was recorded; filled in by the registry."""
 

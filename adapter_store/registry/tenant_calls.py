@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from adapter_store.errors import RegistryUnavailable
-from adapter_store.registry import keys, tenants
-from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, TenantInfo
+from adapter_store.registry import keys, quotas, tenants
+from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, Quota, TenantInfo
 from adapter_store.registry.transactions import ALL_KEYS, Transactions
 
 
@@ -36,6 +36,18 @@ class TenantCalls(Transactions):
         change = self._change(actor)
         return await self._change_principals(
             lambda s: tenants.suspend(s, change, name, suspended=suspended)
+        )
+
+    async def set_quota(
+        self, name: str, quota: Quota, *, weight: float | None = None, actor: str = "system"
+    ) -> TenantInfo:
+        """Replace a tenant's quota whole, and its weight if one is given.
+
+        Raises `TenantNotFound` or `InvalidField`.
+        """
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: quotas.set_quota(s, change, name, quota, weight)
         )
 
     async def delete_tenant(

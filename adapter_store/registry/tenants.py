@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import msgspec
 from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -19,7 +20,7 @@ from adapter_store.registry.models import (
     Tenant,
     Usage,
 )
-from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, Quota, TenantInfo
 
 
 async def create(session: AsyncSession, change: Change, name: str, weight: float) -> TenantInfo:
@@ -147,4 +148,5 @@ def info_of(tenant: Tenant) -> TenantInfo:
         weight=tenant.weight,
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,
+        quota=msgspec.convert(tenant.quota or {}, Quota),
     )

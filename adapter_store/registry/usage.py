@@ -45,6 +45,7 @@ async def record(session: AsyncSession, records: Sequence[UsageRecord], now: dat
                 load_seconds=record.load_seconds,
                 prefill_seconds=record.prefill_seconds,
                 decode_seconds=record.decode_seconds,
+                engine_seconds=record.engine_seconds,
                 created_at=record.created_at or now,
             )
         )
@@ -73,6 +74,7 @@ async def newest(session: AsyncSession, tenant: str, limit: int) -> list[UsageRe
             load_seconds=row.load_seconds,
             prefill_seconds=row.prefill_seconds,
             decode_seconds=row.decode_seconds,
+            engine_seconds=row.engine_seconds,
             created_at=row.created_at,
         )
         for row in rows

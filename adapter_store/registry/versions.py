@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 from adapter_store.errors import VersionInUse
 from adapter_store.model_ref import DEFAULT_ALIAS, ModelRef, model_not_found
 from adapter_store.peft_format import InspectedAdapter
-from adapter_store.registry import adapters, aliases, replies, tenants
+from adapter_store.registry import adapters, aliases, quotas, replies, tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
 from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, Route, VersionInfo
@@ -39,8 +39,8 @@ async def register(
     """Give an upload its number, unless the newest version is the same already.
 
     The same: equal digest, for the same base model. With `publish` the alias `default` points to
-    the version returned, new or not; without, no alias moves. Raises `TenantNotFound` or
-    `IdempotencyKeyReused`.
+    the version returned, new or not; without, no alias moves. Raises `TenantNotFound`,
+    `IdempotencyKeyReused` or `QuotaExceeded`.
     """
     owner = await tenants.find(session, tenant, lock="keep")
     if repeatable is not None:
@@ -55,6 +55,7 @@ async def register(
         or version.base_fingerprint != base_fingerprint
     )
     if version is None or created:
+        await quotas.check_new_version(session, owner, inspected)
         adapter.last_version += 1
         version = _row(adapter, inspected, base_fingerprint, change)
         session.add(version)

@@ -45,6 +45,7 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.VersionInUse, 409),
     (store.AliasConflict, 409),
     (store.ResidencyLimit, 409),
+    (store.QuotaExceeded, 409),
     (store.RegistrationNotFound, 404),
     (store.RegistryError, 400),
 )

@@ -75,6 +75,16 @@ def refusal(engine: MemoryEngine, request_id: int, **fields: str) -> RequestRefu
     return caught.value
 
 
+def test_a_tenant_may_have_a_shorter_queue_than_others_and_never_a_longer_one():
+    engine = MemoryEngine(max_num_seqs=1, max_queued_per_tenant=3)
+    for number, (tenant, max_queued, limit) in enumerate([("small", 2, 2), ("large", 9, 3)]):
+        for waiting in range(limit):
+            engine.add(request(10 * number + waiting, [1], tenant=tenant, max_queued=max_queued))
+        with pytest.raises(RequestRefused) as refused:
+            engine.add(request(10 * number + 9, [1], tenant=tenant, max_queued=max_queued))
+        assert (refused.value.code, refused.value.limit) == ("tenant_queue_full", limit)
+
+
 def test_the_narrowest_full_queue_refuses_and_the_others_go_on():
     engine = MemoryEngine(
         max_num_seqs=1, max_queue_len=6, max_queued_per_tenant=4, max_queued_per_adapter=2

@@ -29,6 +29,7 @@ TENANTS = [
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",
+    "/admin/tenants/acme": json.dumps({**TENANTS[0], "quota": {"max_rank": 8, "max_queued": None}}),
     "/admin/tenants": json.dumps({"data": TENANTS[:1], "next": "acme"}),
     "/admin/tenants?after=acme&limit=1000": json.dumps({"data": TENANTS[1:]}),
     f"/admin/tenants/acme/keys/{KEY_ID}/rotate": json.dumps({"key": "lpx_new"}),
@@ -99,6 +100,17 @@ def test_a_rotated_key_alone_is_on_standard_output(url: str):
     result = run(url, "keys", "rotate", "acme", KEY_ID, "--overlap", "60")
     assert (result.exit_code, result.stdout) == (0, "lpx_new\n")
     assert "60 s more" in result.stderr
+
+
+def test_a_quota_is_shown_and_set(url: str):
+    shown = run(url, "tenants", "quota", "show", "acme")
+    rows = [line.split() for line in shown.stdout.splitlines()[1:]]
+    assert rows == [["weight", "1.0"], ["max_rank", "8"], ["max_queued", "-"]]
+    told = run(url, "tenants", "quota", "set", "acme", "--max-rank", "8", "--weight", "2")
+    assert "asked for /admin/tenants/acme/quota" in told.stderr
+    for arguments in (("--max-rank", "0"), ("--weight", "nan"), ("--tokens-per-minute", "many")):
+        refused = run(url, "tenants", "quota", "set", "acme", *arguments)
+        assert arguments[0] in refused.output, arguments
 
 
 def test_what_ends_a_tenant_asks_for_what_it_says(url: str):

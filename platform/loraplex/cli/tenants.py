@@ -1,5 +1,6 @@
 """`loraplex tenants`: who shares the service. Needs the admin key."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -61,6 +62,59 @@ def list_(as_json: bool, api: ApiClient) -> None:
         ["tenant", "weight", "created", "suspended"],
         ([t["name"], t["weight"], t["created_at"], t["suspended_at"]] for t in found["data"]),
     )
+
+
+@tenants.group("quota")
+def quota() -> None:
+    """Show or set what a tenant may use."""
+
+
+_LIMITS = (
+    ("--requests-per-minute", "Generation calls a minute."),
+    ("--tokens-per-minute", "Prompt and output tokens a minute, cached ones included."),
+    ("--max-concurrent", "Sequences that run at once; more wait."),
+    ("--max-queued", "Sequences that wait."),
+    ("--max-adapters", "Adapters."),
+    ("--max-adapter-bytes", "Bytes of all versions' weights files together."),
+    ("--max-rank", "Rank of an adapter."),
+)
+
+
+def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
+    for option, text in reversed(_LIMITS):
+        command = click.option(option, type=click.IntRange(1, 2**53), help=text)(command)
+    return command
+
+
+@quota.command("show")
+@click.argument("name")
+@json_option
+@with_api
+def show_quota(name: str, as_json: bool, api: ApiClient) -> None:
+    """Show what the tenant NAME may use."""
+    _print_quota(api.call("GET", f"/admin/tenants/{segment(name)}"), as_json)
+
+
+@quota.command("set")
+@click.argument("name")
+@_with_limits
+@click.option("--weight", type=WEIGHT, help="Share of the engine; without it, as before.")
+@json_option
+@with_api
+def set_quota(
+    name: str, weight: float | None, as_json: bool, api: ApiClient, **limits: int | None
+) -> None:
+    """Replace what the tenant NAME may use: what is not given has no limit any more."""
+    body = {"weight": weight, **limits}
+    _print_quota(api.call("PUT", f"/admin/tenants/{segment(name)}/quota", json=body), as_json)
+
+
+def _print_quota(tenant: dict[str, Any], as_json: bool) -> None:
+    limits = {"weight": tenant["weight"], **tenant["quota"]}
+    if as_json:
+        print_json(limits)
+    else:
+        print_table(["limit", "value"], limits.items())
 
 
 @tenants.command("suspend")

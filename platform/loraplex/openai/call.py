@@ -105,6 +105,8 @@ async def open_call(
             adapter=target.digest,
             label=target.label,
             weight=tenant.weight,
+            max_concurrent=tenant.quota.max_concurrent,
+            max_queued=tenant.quota.max_queued,
             cache_salt=fields.cache_salt or "",
         )
         for prompt, params in zip(prompts, sampling, strict=True)

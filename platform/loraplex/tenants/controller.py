@@ -1,16 +1,17 @@
 """`/admin/tenants`: create, list, suspend and delete tenants."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, delete, get, post
+from litestar import Controller, delete, get, post, put
 from litestar.connection import Request
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from msgspec import Meta
 
-from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, TenantInfo
+from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT, Quota, TenantInfo
 from loraplex.adapters.publishing import remove_unused
 from loraplex.auth import Caller, requires_admin
 from loraplex.ending_calls import end_calls_of_tenant
@@ -38,6 +39,33 @@ class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its share of the engine, relative to the others'."""
 
 
+Limit = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tenant may use; null: as much as there is."""
+
+    requests_per_minute: Limit | None = None
+    """Generation calls."""
+    tokens_per_minute: Limit | None = None
+    """Prompt and output tokens, cached ones included."""
+    max_concurrent: Limit | None = None
+    """Sequences that run at once; more wait with the cause `quota`."""
+    max_queued: Limit | None = None
+    """Sequences that wait."""
+    max_adapters: Limit | None = None
+    max_adapter_bytes: Limit | None = None
+    """Of all versions' weights files together."""
+    max_rank: Limit | None = None
+
+
+class LimitChange(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tenant's new limits: what is not named has no limit any more."""
+
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] | None = None
+    """Its share of the engine; null: as before."""
+
+
 class Tenant(msgspec.Struct, frozen=True):
     """A tenant. While it is suspended its keys answer 403."""
 
@@ -45,6 +73,7 @@ class Tenant(msgspec.Struct, frozen=True):
     weight: float
     created_at: datetime
     suspended_at: datetime | None
+    quota: Limits
 
 
 class TenantList(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -131,6 +160,28 @@ class TenantController(Controller):
             )
         )
 
+    @put(
+        "/{tenant_name:str}/quota",
+        operation_id="setTenantQuota",
+        operation_class=json_body(LimitChange),
+        responses=_ERRORS,
+    )
+    async def set_quota(
+        self,
+        request: Request[Caller, None, Any],
+        tenant_name: FromPath[str],
+        services: NamedDependency[Services],
+    ) -> Tenant:
+        """Replace what a tenant may use; what it has beyond that stays."""
+        wanted = await read_struct(request, LimitChange, services.settings.requests)
+        limits = msgspec.structs.asdict(wanted)
+        weight: float | None = limits.pop("weight")
+        return _tenant(
+            await services.backends.registry.set_quota(
+                tenant_name, Quota(**limits), weight=weight, actor=request.user.actor
+            )
+        )
+
     @delete("/{tenant_name:str}", operation_id="deleteTenant", responses=_ERRORS)
     async def remove(
         self,
@@ -149,4 +200,10 @@ class TenantController(Controller):
 
 
 def _tenant(tenant: TenantInfo) -> Tenant:
-    return Tenant(tenant.name, tenant.weight, tenant.created_at, tenant.suspended_at)
+    return Tenant(
+        tenant.name,
+        tenant.weight,
+        tenant.created_at,
+        tenant.suspended_at,
+        Limits(**asdict(tenant.quota)),
+    )
