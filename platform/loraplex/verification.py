@@ -19,6 +19,7 @@ from adapter_store.peft_format import inspect_adapter
 from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE, AdapterWeights
 from engine.build_runner import BuiltRunner, build_runner
 from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
+from engine.models.decoder_config import read_decoder_config
 from engine.models.projections import ProjectionKey, iter_projections, module_path
 from lora_kernels import LoraBatch, LoraSlice, add_lora
 from lora_kernels.cpu_kernels import CpuTable, CpuWeights
@@ -82,12 +83,13 @@ def verify_adapter(
 ) -> Verification:
     """Compare an adapter's folder, served over a base model's, with PEFT.
 
-    Raises VerificationError without PEFT; ConfigError, AdapterStoreError or OSError for a base or
-    an adapter that cannot be served at all.
+    Raises VerificationError without PEFT, or for a prompt that leaves no room for its reply;
+    ConfigError, AdapterStoreError or OSError for a base or an adapter that cannot be served at all.
     """
     config, weights_file = (folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE
     # First what needs no PEFT: it says more clearly what is wrong with a file.
     inspected = inspect_adapter(config, weights_file, read_base_model(model_dir), max_rank=MAX_RANK)
+    _check_lengths(prompts, max_tokens, read_decoder_config(model_dir).max_model_len)
     rank = max(binding.rank for binding in inspected.bindings)
     reference = _PeftModel(folder, model_dir)
     sampler = RecordingSampler()
@@ -115,6 +117,16 @@ def verify_adapter(
                 for index, prompt in enumerate(prompts, 1)
             ],
         )
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_model_len: int) -> None:
+    for index, prompt in enumerate(prompts, 1):
+        if len(prompt) + max_tokens > max_model_len:
+            raise VerificationError(
+                f"prompt {index} has {len(prompt)} tokens; with a reply of {max_tokens} that is "
+                f"more than the {max_model_len} that the base model serves. Ask for shorter "
+                "replies (--max-tokens) or give shorter prompts"
+            )
 
 
 class _PeftModel:

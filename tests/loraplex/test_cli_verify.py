@@ -112,6 +112,14 @@ def test_a_module_that_peft_does_not_have_is_not_passed_over(folders, monkeypatc
     assert "model.layers.0.mlp.down_proj" in result.output
 
 
+def test_a_reply_that_goes_past_the_served_context_is_refused(folders):
+    base, adapter = folders
+    result = verify(adapter, "--base", base, "--max-tokens", 512)
+    assert result.exit_code == 1
+    assert "prompt 1 has " in result.output and "more than the 512" in result.output
+    assert "--max-tokens" in result.output
+
+
 def test_without_peft_the_fix_is_named(folders, monkeypatch):
     base, adapter = folders
     monkeypatch.setitem(sys.modules, "peft", None)
