@@ -49,6 +49,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     num_kv_blocks: Positive | None = None
     block_size: Positive = 16
+    """Tokens of a KV block; it divides 64. Compiled attention takes 16 only, and sums in another
+    order than PyTorch's, which takes all: so answers of 16 may differ from those of 8, 32 or 64.
+    """
     max_model_len: Positive | None = None
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None

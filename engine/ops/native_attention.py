@@ -18,9 +18,13 @@ CHANNEL_TILE = 16
 """Heads have a multiple of so many channels."""
 
 
-def can_run(head_dim: int, block_size: int) -> bool:
-    """Whether the kernel takes a model's heads and blocks."""
-    return block_size == BLOCK_SIZE and head_dim <= MAX_HEAD_DIM and head_dim % CHANNEL_TILE == 0
+def why_not(head_dim: int, block_size: int) -> str | None:
+    """Why the kernel does not take a model's heads and blocks; None: it does."""
+    if block_size != BLOCK_SIZE:
+        return f"block_size is {block_size}, not {BLOCK_SIZE}"
+    if head_dim > MAX_HEAD_DIM or head_dim % CHANNEL_TILE:
+        return f"heads have {head_dim} channels, no multiple of {CHANNEL_TILE} up to {MAX_HEAD_DIM}"
+    return None
 
 
 class NativeKVCache(KVCache):
@@ -35,13 +39,11 @@ class NativeKVCache(KVCache):
         self._store_kv = library.store_kv
         self.head_stride: int = self._storage.stride(2)
         """Elements from one head's blocks to the next head's."""
-        item = self._storage.element_size()
+        size, address = self._storage.element_size(), self._storage.data_ptr()
+        of_layer, of_values = (size * stride for stride in self._storage.stride()[:2])
         self.addresses = [
-            tuple(
-                self._storage.data_ptr() + item * (layer * stride + part * self._storage.stride(1))
-                for part in range(2)
-            )
-            for layer, stride in enumerate([self._storage.stride(0)] * self._storage.shape[0])
+            (address + layer * of_layer, address + layer * of_layer + of_values)
+            for layer in range(self._storage.shape[0])
         ]
         """Of each layer's keys and values."""
 

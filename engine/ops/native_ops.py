@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -119,7 +120,7 @@ class NativeOps:
             "num_blocks": num_blocks,
             "block_size": block_size,
         }
-        if native_attention.can_run(head_dim, block_size):
+        if native_attention.why_not(head_dim, block_size) is None:
             return NativeKVCache(self._library, **shape, dtype=dtype)
         return KVCache(**shape, dtype=dtype)
 
@@ -135,7 +136,8 @@ class NativeOps:
         softcap: float | None = None,
     ) -> AttentionBackend:
         """See `DecoderOps.make_attention`."""
-        if native_attention.can_run(head_dim, block_size):
+        reason = native_attention.why_not(head_dim, block_size)
+        if reason is None:
             return NativeAttention(
                 self._library,
                 self._instruction_set,
@@ -145,6 +147,8 @@ class NativeOps:
                 scale=scale,
                 softcap=softcap,
             )
+        log = structlog.get_logger("engine.kernels")
+        log.warning("attention runs on the slow path, through PyTorch", reason=reason)
         return self._torch.make_attention(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

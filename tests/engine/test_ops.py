@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
@@ -10,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from engine.models.rotary import RotaryTable
 from engine.ops import DecoderOps, Draw, choose, choose_ops
 from engine.ops import native_library as native
+from engine.ops.native_attention import NativeAttention, NativeKVCache
 from engine.sampling.noise import stream_key
 from lora_kernels.errors import KernelUnavailable
 from tests.support.decoder_ops import make_ops, ops_names
@@ -215,3 +217,28 @@ def test_min_p_and_a_cold_temperature_leave_only_the_best(ops):
     assert set(ops.draw(logits, [Draw(0, 1, key, 1.0, 0.5) for key in keys])) == {1, 2}
     assert set(ops.draw(logits, [Draw(0, 1, key, 1e-4, 0.0) for key in keys])) == {1}
     assert set(ops.draw(logits, [Draw(0, 1, key, 1.0, 1.5) for key in keys])) == {1}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "reason"),
+    [
+        (64, 16, None),
+        (64, 32, "block_size is 32, not 16"),
+        (24, 16, "heads have 24 channels"),
+        (272, 16, "heads have 272 channels"),
+    ],
+)
+def test_attention_that_the_compiled_kernel_does_not_take_is_told_at_the_start(
+    ops: DecoderOps, head_dim: int, block_size: int, reason: str | None
+):
+    if ops.name == "torch":
+        reason = None  # all of it runs through PyTorch, as is told once
+    shape = {"num_kv_heads": 1, "head_dim": head_dim, "block_size": block_size}
+    with structlog.testing.capture_logs() as logs:
+        attention = ops.make_attention(num_heads=2, windows=[None], **shape)
+    cache = ops.make_kv_cache(num_layers=1, num_blocks=2, dtype=torch.float32, **shape)
+    is_compiled = ops.name != "torch" and reason is None
+    assert isinstance(attention, NativeAttention) == is_compiled
+    assert isinstance(cache, NativeKVCache) == is_compiled
+    assert [line["log_level"] for line in logs] == ["warning"] * (reason is not None)
+    assert all(reason in line["reason"] for line in logs if reason)
