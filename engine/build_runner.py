@@ -13,6 +13,7 @@ from engine.adapter_weights import AdapterWeights, load_adapter
 from engine.attention import AttentionBackend
 from engine.attention_tiles import KV_TILE
 from engine.errors import ConfigError
+from engine.grammar.grammars import Grammars
 from engine.kv_cache import KVCache, kv_bytes_per_block
 from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_blocks
 from engine.model_runner import ModelRunner, RowSampler
@@ -51,6 +52,8 @@ class BuiltRunner:
     """The LoRA kernels in use."""
     ops: DecoderOps
     """What the decoder computes with."""
+    grammars: Grammars | None
+    """What keeps a row within its grammar; None where the model has no tokenizer for it."""
     invariance: InvarianceReport | None
     """What the self-test found; None where it was not asked for."""
 
@@ -126,8 +129,11 @@ def build_runner(
         scale=config.attention_scale,
         softcap=config.attention_softcap,
     )
+    grammars = Grammars.from_pretrained(
+        model_dir, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
     if make_sampler is None:
-        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops)
+        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops, grammars)
     else:
         sampler = make_sampler(config.vocab_size, config.eos_token_ids)
     return BuiltRunner(
@@ -144,6 +150,7 @@ def build_runner(
         max_lora_rank=max_lora_rank,
         kernels=kernels,
         ops=ops,
+        grammars=grammars,
         invariance=_self_test(decoder, attention) if self_test else None,
     )
 

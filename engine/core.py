@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.adapter_source import AdapterReady, AdapterSource, Runner
 from engine.config import SchedulerConfig
+from engine.errors import RequestRefused
 from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
 from engine.scheduled_batch import SlotLoad
 from engine.scheduler import Scheduler
@@ -29,16 +30,28 @@ class EngineCore:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         clock: Callable[[], float],
+        prepare_grammar: Callable[[str], None] | None = None,
     ) -> None:
+        """`prepare_grammar` begins to compile; without it requests with a grammar are refused."""
         self._scheduler = Scheduler(
             config, eos_token_ids=eos_token_ids, vocab_size=vocab_size, clock=clock
         )
         self._runner = runner
         self._adapters = adapters
+        self._prepare_grammar = prepare_grammar
 
     def add(self, client: Hashable, request: EngineRequest) -> None:
         """Queue a request; raises `RequestRefused`. Its adapter begins to be fetched at once."""
+        grammar = request.sampling.grammar
+        if grammar is not None and self._prepare_grammar is None:
+            raise RequestRefused(
+                "structured_output_unavailable",
+                "the engine has no tokenizer whose tokens it could check against a grammar",
+                param="response_format",
+            )
         self._scheduler.add(client, request)
+        if grammar is not None and self._prepare_grammar is not None:
+            self._prepare_grammar(grammar)
         if request.adapter is not None and self._scheduler.needs_fetch(request.adapter):
             self._adapters.prefetch(request.adapter)
 

@@ -50,8 +50,12 @@ class EngineParts:
         limits: AdapterLimits,
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
+        prepare_grammar: Callable[[str], None] | None = None,
     ) -> "EngineParts":
-        """Join runner, adapters and scheduler; `load_adapter` runs on threads."""
+        """Join runner, adapters and scheduler; `load_adapter` runs on threads.
+
+        `prepare_grammar` as in `EngineCore`.
+        """
         desk = FetchDesk(clock)
         wake = WakeUp()
         host = AdapterHost(
@@ -71,6 +75,7 @@ class EngineParts:
             eos_token_ids=info.eos_token_ids,
             vocab_size=info.vocab_size,
             clock=clock,
+            prepare_grammar=prepare_grammar,
         )
         residency = Residency(
             core,

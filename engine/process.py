@@ -127,7 +127,12 @@ def build_parts(args: EngineArgs) -> EngineParts:
         cpu_lora_bytes=limits.cpu_lora_bytes,
     )
     return EngineParts.assemble(
-        built.runner, built.load_adapter, config=config, limits=limits, info=info
+        built.runner,
+        built.load_adapter,
+        config=config,
+        limits=limits,
+        info=info,
+        prepare_grammar=None if built.grammars is None else built.grammars.prepare,
     )
 
 

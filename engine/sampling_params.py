@@ -36,5 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """End the choice with reason `stop`; the stop token itself is the last of its output."""
     ignore_eos: bool = False
     """Keep going past the model's EOS ids (not past `stop_token_ids`)."""
+    grammar: str | None = None
+    """The output is a text of this grammar (`engine.grammar`); EOS only where such a text ends."""
     logprobs: int | None = None
     """None: none. k >= 0: the sampled token's log-probability and the k most likely ones."""

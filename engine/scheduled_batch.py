@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.grammar.cursor import GrammarCursor
 from engine.sampling_params import SamplingParams
 
 
@@ -17,6 +18,8 @@ class SamplingRow:
     token_ids: SequenceOf[int]
     """Prompt and output so far; the scheduler's live list, read during the step only."""
     num_prompt_tokens: int
+    grammar: GrammarCursor | None = None
+    """Where the output stands in its grammar; the sampler moves it."""
 
     @property
     def output_position(self) -> int:
@@ -81,10 +84,12 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledRow:
-    """The tokens drawn for a row, one for each of its `choices`; or why that row failed."""
+    """The tokens drawn for a row, one for each of its `choices`; or why there are none."""
 
     tokens: tuple[SampledToken, ...] = ()
     error: str | None = None
+    is_deferred: bool = False
+    """What it takes to draw is not there yet: run the same tokens again in the next step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class Scheduler:
         assert len(result.rows) == len(grants) + num_fillers, "one result for each row"
         # Fillers come last, and what was drawn for them is dropped.
         for (sequence, num_tokens), drawn in zip(grants.items(), result.rows, strict=False):
+            if drawn is not None and drawn.is_deferred:
+                continue
             if sequence.is_running:  # not if another row of its request failed just now
                 sequence.num_computed += num_tokens
                 self._lifecycle.publish(sequence)

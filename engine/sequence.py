@@ -9,6 +9,7 @@ Before its request forks, a request's first sequence stands for all `n` choices.
 
 from enum import Enum
 
+from engine.grammar.cursor import GrammarCursor
 from engine.request import Request
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 from engine.wait_causes import Reading
@@ -62,8 +63,13 @@ class Sequence:
     def stand_for(self, choices: tuple[int, ...]) -> None:
         """Draw for these choices from now on."""
         self.choices = choices
+        grammar = self.params.grammar
         self.sampling_row = SamplingRow(
-            self.params, choices, self.token_ids, self.num_prompt_tokens
+            self.params,
+            choices,
+            self.token_ids,
+            self.num_prompt_tokens,
+            None if grammar is None else GrammarCursor(grammar),
         )
 
     @property

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.grammar.cursor import GrammarCursor
+from engine.grammar.grammars import GrammarError, Grammars
 from engine.ops import DecoderOps, Draw, TorchOps
 from engine.sampling.adjustments import adjust_logits, has_adjustments
 from engine.sampling.filters import Candidates, min_p_, scale_by_temperature, top_k_top_p
@@ -24,9 +26,10 @@ class Sampler:
     """Turns logits into tokens, each row on its own: neighbours never change a row's result.
 
     A row's pipeline, in transformers' order: bias, penalties, mask of `min_tokens`
-    (`adjustments`); then greedy, or temperature, top-k, top-p, min-p (`filters`) and a race of
-    counter-based noise (`noise`). Every operation that is used here on several rows gives a row the
-    same bits as on that row alone. Equal scores: greedy takes the lowest id.
+    (`adjustments`), mask of its grammar (`engine.grammar`); then greedy, or temperature, top-k,
+    top-p, min-p (`filters`) and a race of counter-based noise (`noise`). Every operation that is
+    used here on several rows gives a row the same bits as on that row alone. Equal scores: greedy
+    takes the lowest id.
     """
 
     def __init__(
@@ -34,11 +37,16 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         ops: DecoderOps | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`ops` choose and draw, by default PyTorch's."""
+        """`ops` choose and draw, by default PyTorch's.
+
+        Without `grammars`, rows that have one fail.
+        """
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._ops = ops or TorchOps()
+        self._grammars = grammars
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
@@ -60,6 +68,12 @@ class Sampler:
             problem = _problem(row.params) if best >= 0 else "its logits are not finite"
             if problem is not None:
                 results[index] = SampledRow(error=problem)
+            elif row.grammar is not None:
+                held = self._follow_grammar(row.grammar, row)
+                if held is None:
+                    others.append(index)
+                else:
+                    results[index] = held
             elif row.params.logprobs is not None or has_adjustments(row):
                 others.append(index)
             elif _is_greedy(row.params):
@@ -76,6 +90,16 @@ class Sampler:
         for chunk in self._chunks(others, logits.device.type):
             results.update(self._sample_chunk(logits, rows, chunk))
         return [results[index] for index in range(len(rows))]
+
+    def _follow_grammar(self, cursor: GrammarCursor, row: SamplingRow) -> SampledRow | None:
+        """None once the cursor's mask is that of the row's next token."""
+        if self._grammars is None:
+            return SampledRow(error="the engine has no tokenizer to follow a grammar with")
+        try:
+            is_ready = self._grammars.follow(cursor, row.token_ids[row.num_prompt_tokens :])
+        except GrammarError as error:
+            return SampledRow(error=str(error))
+        return None if is_ready else SampledRow(is_deferred=True)
 
     def _chunks(self, indices: list[int], device_type: str) -> list[list[int]]:
         budget = _CPU_CHUNK if device_type == "cpu" else _DEVICE_CHUNK
@@ -103,6 +127,9 @@ class Sampler:
         scores = logits.to(torch.float32, copy=True)
         for row_scores, row in zip(scores, rows, strict=True):
             adjust_logits(row_scores, row, self._eos_token_ids)
+            if row.grammar is not None and row.grammar.mask is not None:
+                allowed = torch.from_numpy(row.grammar.mask).to(row_scores.device)
+                row_scores.masked_fill_(~allowed, -math.inf)
         best = scores.argmax(dim=-1, keepdim=True)
         if not torch.isfinite(scores.gather(1, best)).all():
             raise ValueError("no token is left to draw, or an adjustment overflowed")

@@ -1,0 +1,116 @@
+"""Compiled grammars of one engine, and the tokens that they allow next.
+
+The library is llguidance (https://github.com/guidance-ai/llguidance): an Earley parser over a lexer
+of regular-expression derivatives, so that a mask is computed when it is needed and compiling is
+cheap. It lets go of the interpreter's lock while it compiles.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.grammar.cursor import GrammarCursor
+from engine.grammar.limits import parser_limits
+from engine.text.tokenizer_files import read_backend, read_config
+
+CACHE_BYTES = 128 * 2**20
+_ENTRY_BYTES = 4 * 2**20
+_BYTES_PER_CHAR = 40
+"""What a compiled grammar counts as, states that its use adds included: measured, generously."""
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be compiled, or that a row can no longer follow."""
+
+
+class Grammars:
+    """Compiles on a thread of its own; `follow` is the step loop's, and never waits."""
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._words = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
+        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._num_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "grammar")
+
+    @classmethod
+    def from_pretrained(
+        cls, model_dir: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> "Grammars | None":
+        """Read a model folder's tokenizer; None if it has none that fits.
+
+        `vocab_size` is that of the logits; ids that have no token are never allowed. Takes up to a
+        second for large vocabularies, and the interpreter's lock: not for the step loop.
+        """
+        if not (model_dir / "tokenizer.json").is_file():
+            return None
+        backend = read_backend(model_dir, read_config(model_dir))
+        if backend.get_vocab_size(with_added_tokens=True) > vocab_size or not eos_token_ids:
+            return None
+        tokenizer = llguidance.LLTokenizer(
+            backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
+        return cls(tokenizer, vocab_size)
+
+    def prepare(self, grammar: str) -> None:
+        """Begin to compile; called when a request arrives, long before its first draw."""
+        self._future(grammar)
+
+    def follow(self, cursor: GrammarCursor, output: Sequence[int]) -> bool:
+        """Move `cursor` over `output`, all tokens so far, and set its mask.
+
+        False while the grammar is being compiled: ask again in a later step. Raises `GrammarError`.
+        """
+        if cursor.matcher is None:
+            future = self._future(cursor.grammar)
+            if not future.done():
+                return False
+            cursor.matcher = future.result().deep_copy()
+        matcher: llguidance.LLMatcher = cursor.matcher
+        fresh = output[cursor.num_followed :]
+        if fresh and not matcher.consume_tokens(list(fresh)):
+            raise GrammarError(f"the output left its grammar: {matcher.get_error()}")
+        cursor.num_followed = len(output)
+        cursor.mask = self._mask(matcher)
+        return True
+
+    def _future(self, grammar: str) -> "Future[llguidance.LLMatcher]":
+        future = self._compiled.get(grammar)
+        if future is not None:
+            self._compiled.move_to_end(grammar)
+            return future
+        future = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+        self._num_bytes += _cost(grammar)
+        while self._num_bytes > CACHE_BYTES and len(self._compiled) > 1:
+            evicted, _ = self._compiled.popitem(last=False)
+            self._num_bytes -= _cost(evicted)
+        return future
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=parser_limits()
+        )
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        # Copies share what the lexer has learnt: the first mask of all costs the most.
+        matcher.compute_bitmask()
+        return matcher
+
+    def _mask(self, matcher: Any) -> NDArray[np.bool_]:
+        words = self._words
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        bits = np.unpackbits(words.view(np.uint8)[0], count=self._vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+
+def _cost(grammar: str) -> int:
+    return _ENTRY_BYTES + _BYTES_PER_CHAR * len(grammar)
