@@ -5,8 +5,8 @@
 Every projection of every layer is run as in a forward pass, base then LoRA, each timed; layers are
 many enough that weights come from memory. Variants take turns, pass by pass. The table gives, for a
 layer, medians over passes, the quartiles of LoRA ÷ base, the bar it should stay under, and the
-floor: the time that LoRA's bytes at the measured read bandwidth, or its FLOPs at the measured GEMM
-rates, would take alone. `--cpu-seconds` counts the thread's own time instead, with one thread: for
+floor: the time that LoRA's bytes at the measured read bandwidth, or its FLOPs at the rate of the
+faster of two GEMMs, would take alone. `--cpu-seconds` counts one thread's own time instead: for
 machines that others use.
 """
 
@@ -129,25 +129,24 @@ class Machine:
 
     def floor_us(self, shapes: Shapes, case: Case) -> float:
         """A layer's bytes or FLOPs, whichever takes longer."""
-        num_bytes, shrink, expand = 0.0, 0.0, 0.0
+        num_bytes = flops = 0.0
         for rank, rows in zip(case.ranks, case.rows, strict=False):
             for in_features, sizes in shapes.projections():
                 a, b = len(sizes) * rank * in_features, rank * sum(sizes)
                 num_bytes += 2 * (a + b) * (rows > 0) + rows * (2 * in_features + 4 * sum(sizes))
-                shrink += 2 * rows * a
-                expand += 2 * rows * b
-        flops = shrink / self.bf16_flops + expand / self.fp32_flops
-        return 1e6 * max(num_bytes / self.bytes_per_second, flops)
+                flops += 2 * rows * (a + b)
+        fastest = max(self.bf16_flops, self.fp32_flops)
+        return 1e6 * max(num_bytes / self.bytes_per_second, flops / fastest)
 
 
-def measure_machine() -> Machine:
+def measure_machine(clock: Callable[[], int]) -> Machine:
     def best(work: Callable[[], object], amount: float) -> float:
         return amount / min(timed(work) for _ in range(7))
 
     def timed(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
+        start = clock()
         work()
-        return time.perf_counter() - start
+        return (clock() - start) / 1e9
 
     memory = torch.ones(2**27)
     square = torch.randn(1024, 1024)
@@ -192,7 +191,7 @@ def main() -> None:
     torch.set_num_threads(1 if arguments.cpu_seconds else arguments.threads)
     clock = time.thread_time_ns if arguments.cpu_seconds else time.perf_counter_ns
     paths = [choose_cpu_kernels(name) for name in arguments.kernels or ["native"]]
-    machine = measure_machine()
+    machine = measure_machine(clock)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, load {load}; reads "
