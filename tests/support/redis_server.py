@@ -59,6 +59,14 @@ class RedisServer:
         with Redis(port=self.port) as client:
             client.flushall()
 
+    def renew(self) -> None:
+        """Make it run, with nothing in it, whatever the test before did to it."""
+        try:
+            self.flush()
+        except Exception:
+            self.stop()
+            self.start()
+
     def _pid(self) -> int:
         with Redis(port=self.port) as client:
             return int(client.info("server")["process_id"])
@@ -75,9 +83,5 @@ def redis_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 @pytest.fixture
 def redis_server(redis_session: RedisServer) -> RedisServer:
     """The session's server with nothing in it; running again, if the test before stopped it."""
-    with contextlib.suppress(Exception):
-        redis_session.flush()
-        return redis_session
-    redis_session.stop()
-    redis_session.start()
+    redis_session.renew()
     return redis_session

@@ -1,0 +1,135 @@
+"""A real service with two API processes on PostgreSQL and Redis, each of which can be called."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from loraplex.demo.service import DemoService, demo_service
+
+ENGINE = [
+    "--dtype", "float32", "--max-num-seqs", "8", "--threads", "1", "--num-kv-blocks", "1024",
+    "--workers", "2", "--drain-seconds", "2", "--api-silence-seconds", "4",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A streamed completion that has begun."""
+
+    task: asyncio.Task[list[str]]
+
+    async def code(self) -> str:
+        """The code of the error that it ended with."""
+        return json.loads((await self.task)[-1])["error"]["code"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcesses:
+    service: DemoService
+
+    def pids(self) -> list[int]:
+        children = psutil.Process(self.service.process.pid).children()
+        return sorted(c.pid for c in children if "loraplex.api_process" in _command_of(c))
+
+    @contextlib.asynccontextmanager
+    async def client(self, pid: int) -> AsyncIterator[httpx.AsyncClient]:
+        """An admin's client whose one connection is held by this API process."""
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(500):
+                client = await stack.enter_async_context(
+                    httpx.AsyncClient(
+                        base_url=self.service.url,
+                        headers={"authorization": f"Bearer {self.service.admin_key}"},
+                        timeout=60, limits=httpx.Limits(max_connections=1),
+                    )
+                )  # fmt: skip
+                # Not left waiting for the one that a test has frozen.
+                with contextlib.suppress(httpx.TransportError):
+                    reply = await client.get(f"{self.service.url}/health/live", timeout=1.0)
+                    stream = reply.extensions["network_stream"]
+                    if self._holder(stream.get_extra_info("client_addr")[1]) == pid:
+                        yield client
+                        return
+            raise AssertionError(f"no connection came to {pid}")
+
+    def _holder(self, port: int) -> int | None:
+        """Which API process has the connection that comes from this port."""
+        for pid in self.pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                connections = psutil.Process(pid).net_connections("tcp")
+                if any(c.raddr and c.raddr.port == port for c in connections):
+                    return pid
+        return None
+
+    async def stream(
+        self, client: httpx.AsyncClient, model: str, max_tokens: int, tenant: str = "acme"
+    ) -> Streamed:
+        """Begin a stream on a client's connection; returns with its first event."""
+        begun: asyncio.Event = asyncio.Event()
+        asked = {
+            "model": model, "prompt": [1, 2, 3], "max_tokens": max_tokens, "ignore_eos": True,
+            "temperature": 0, "stream": True,
+        }  # fmt: skip
+        url = f"{self.service.url}/t/{tenant}/v1/completions"
+
+        async def read() -> list[str]:
+            events: list[str] = []
+            async with client.stream("POST", url, json=asked) as reply:
+                assert reply.status_code == 200, (await reply.aread(), self.log())
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: "):
+                        events.append(line.removeprefix("data: "))
+                        begun.set()
+            return events
+
+        task = asyncio.create_task(read())
+        waiting = asyncio.create_task(begun.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        waiting.cancel()
+        assert begun.is_set(), (task, self.log())
+        return Streamed(task)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - other processes change it
+                await asyncio.sleep(0.05)
+
+    async def until_replaced(self, pid: int) -> None:
+        """Wait until a dead API process has a successor that answers."""
+        await self.until(lambda: pid not in self.pids() and len(self.pids()) == 2)
+        for successor in self.pids():
+            async with self.client(successor) as client:
+                assert (await client.get("/health/live")).status_code == 200
+
+    async def until_running(self, client: httpx.AsyncClient, sequences: int) -> None:
+        """Wait until so many run in the engine."""
+        async with asyncio.timeout(60):
+            while True:
+                stats: dict[str, Any] = (await client.get("/admin/engine")).json()
+                if stats["running"] == sequences:
+                    return
+                await asyncio.sleep(0.05)
+
+    def log(self) -> str:
+        return self.service.log.read_text()
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return process.cmdline()
+    return []
+
+
+@contextlib.contextmanager
+def api_processes(model_dir: Path, database_url: str, redis_url: str) -> Generator[ApiProcesses]:
+    """Start the service; the database has its schema."""
+    variables = {"LORAPLEX_DATABASE_URL": database_url, "LORAPLEX_REDIS_URL": redis_url}
+    with demo_service(model_dir, "base", ENGINE, variables) as service:
+        yield ApiProcesses(service)
