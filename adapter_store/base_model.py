@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from adapter_store.safetensors_header import TensorInfo, read_header
 _SINGLE_FILE = "model.safetensors"
 _SHARD_INDEX = "model.safetensors.index.json"
 _LAYER_WEIGHT = re.compile(r"(?P<module>model\.layers\.(?P<layer>\d+)\..+)\.weight")
+EMBEDDING, OUTPUT_LAYER = "model.embed_tokens", "lm_head"
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 _SAMPLE_BYTES = 64
 _ARCHITECTURE_FIELDS = (
@@ -61,9 +62,10 @@ class BaseModel:
     """A decoder whose linears adapters may target.
 
     `linears` maps the module path (`model.layers.0.self_attn.q_proj`) to its sizes: every module
-    of a decoder layer with a two-dimensional weight. `other_modules` are the paths that an adapter
-    may not target: embedding, norms, `lm_head`, and the containers. `tensors` are the weights by
-    their name, `lm_head.weight` included where it is tied to the embedding.
+    of a decoder layer with a two-dimensional weight. `ends` are the same for `model.embed_tokens`
+    (from ids to hidden_size) and `lm_head`. `other_modules` are the paths that an adapter may not
+    target: norms and containers. `tensors` are the weights by their name, `lm_head.weight`
+    included where it is tied to the embedding.
 
     `fingerprint` is a SHA-256 over the fields of the config that shape the computation, every
     tensor's name, dtype and shape, and 64 bytes from the start, middle and end of each.
@@ -76,6 +78,7 @@ class BaseModel:
     hidden_size: int
     vocab_size: int
     linears: Mapping[str, LinearShape]
+    ends: Mapping[str, LinearShape]
     other_modules: frozenset[str]
     tensors: Mapping[str, StoredTensor]
 
@@ -95,7 +98,7 @@ def read_base_model(model_dir: Path, *, name: str | None = None) -> BaseModel:
     fingerprint = _fingerprint(config, tensors)
     if "model.embed_tokens.weight" in tensors:
         tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-    linears = _linears(tensors)
+    linears, ends = _linears(tensors), _ends(tensors)
     layers = {int(path.split(".")[2]) for path in linears}
     if layers != set(range(num_layers)):
         raise BaseModelError(
@@ -110,7 +113,8 @@ def read_base_model(model_dir: Path, *, name: str | None = None) -> BaseModel:
         hidden_size=_field(config, "hidden_size", int),
         vocab_size=_field(config, "vocab_size", int),
         linears=linears,
-        other_modules=_other_modules(tensors, linears),
+        ends=ends,
+        other_modules=_other_modules(tensors, {*linears, *ends}),
         tensors=tensors,
     )
 
@@ -170,16 +174,25 @@ def _linears(tensors: Mapping[str, StoredTensor]) -> dict[str, LinearShape]:
     return linears
 
 
-def _other_modules(
-    tensors: Mapping[str, StoredTensor], linears: Mapping[str, LinearShape]
-) -> frozenset[str]:
+def _ends(tensors: Mapping[str, StoredTensor]) -> dict[str, LinearShape]:
+    ends: dict[str, LinearShape] = {}
+    for module in (EMBEDDING, OUTPUT_LAYER):
+        stored = tensors.get(f"{module}.weight")
+        if stored is not None and len(stored.info.shape) == 2:
+            vocab_size, hidden_size = stored.info.shape
+            sizes = (vocab_size, hidden_size) if module == EMBEDDING else (hidden_size, vocab_size)
+            ends[module] = LinearShape(*sizes)
+    return ends
+
+
+def _other_modules(tensors: Mapping[str, StoredTensor], adaptable: Set[str]) -> frozenset[str]:
     modules = {"lm_head"}
     for name in tensors:
         module = name.rpartition(".")[0]
         while module:
             modules.add(module)
             module = module.rpartition(".")[0]
-    return frozenset(modules - linears.keys())
+    return frozenset(modules - adaptable)
 
 
 def _fingerprint(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:

@@ -6,7 +6,10 @@ import msgspec
 
 
 class BoundModules(msgspec.Struct, frozen=True):
-    """Modules of one kind that share rank and scaling, in the given layers (`0-5,7`)."""
+    """Modules of one kind that share rank and scaling, in the given layers (`0-5,7`).
+
+    The embedding and the output layer are in none: `layers` is then empty.
+    """
 
     module: str
     layers: str
@@ -40,7 +43,8 @@ class ConformanceReport(msgspec.Struct, frozen=True):
 
     `bytes` is the size of the weights file, `rank` the largest rank of a module, `nesting` what
     stood before `layers.N` in the tensor keys. `no_op` means that every module's product B A is
-    zero, so that the adapter answers as the base does.
+    zero, so that the adapter answers as the base does. `features` says what there is beside LoRA
+    of the layers' linears: `bias`, `dora`, `embedding`, `lm_head`, `lora_bias`.
     """
 
     digest: str
@@ -55,16 +59,20 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     base_match: BaseMatch
     ignored: list[IgnoredTensors] = []
     warnings: list[str] = []
+    features: list[str] = []
 
 
 def group_modules(modules: Iterable[tuple[str, int, float]]) -> list[BoundModules]:
-    """Group (path, rank, scaling) of modules `model.layers.N.…` over their layers."""
+    """Group (path, rank, scaling) of modules over their layers; others go by their last name."""
     layers: dict[tuple[str, int, float], list[int]] = {}
     for path, rank, scaling in modules:
+        if not path.startswith("model.layers."):
+            layers[path.rpartition(".")[2], rank, scaling] = []
+            continue
         _, _, layer, kind = path.split(".", 3)
         layers.setdefault((kind, rank, scaling), []).append(int(layer))
     return [
-        BoundModules(kind, _ranges(numbers), len(numbers), rank, scaling)
+        BoundModules(kind, _ranges(numbers), len(numbers) or 1, rank, scaling)
         for (kind, rank, scaling), numbers in sorted(layers.items())
     ]
 

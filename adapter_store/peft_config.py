@@ -7,7 +7,7 @@ as does an unknown field that holds nothing; an unknown field that holds somethi
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -34,7 +34,6 @@ _NEUTRAL = frozenset(
         "revision",
         "runtime_config",  # PEFT drops it on loading
         "task_type",
-        "ensure_weight_tying",  # concerns embeddings, which the tensors decide on
         # How training began; `init_lora_weights` says whether that still matters.
         "corda_config",
         "eva_config",
@@ -51,13 +50,11 @@ _UNSUPPORTED: Mapping[str, str] = {
     "fan_in_fan_out": "weights stored as (in, out) are not served",
     "kasa_config": "KaSA changes the base weights",
     "layer_replication": "the base model's layers are fixed",
-    "lora_bias": "a trained bias is not served",
     "megatron_config": "Megatron layers are not served",
     "monteclora_config": "MonteCLoRA is not served",
     "target_parameters": "only linear modules can be targeted",
     "trainable_token_indices": "trained embedding rows are not served",
     "use_bdlora": "block-diagonal LoRA is not served",
-    "use_dora": "DoRA is not served",
     "use_qalora": "QALoRA is not served",
     "velora_config": "VeLoRA is not served",
 }
@@ -81,6 +78,10 @@ class _RawConfig(msgspec.Struct, frozen=True):
     alpha_pattern: dict[str, float] = {}
     modules_to_save: list[str] | None = None
     base_model_name_or_path: str | None = None
+    bias: Literal["none", "all", "lora_only"] = "none"
+    lora_bias: bool = False
+    use_dora: bool = False
+    ensure_weight_tying: bool = False
 
 
 class PeftConfig(msgspec.Struct, frozen=True):
@@ -89,7 +90,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
     Text in `target_modules` and `exclude_modules` is a regular expression for whole module paths,
     or `all-linear`; a tuple (sorted) holds paths or their ends. `rank_pattern` and `alpha_pattern`
     keep the order of the file, since the first that matches counts. `resets_to_zero` says whether
-    PEFT leaves a targeted module without tensors as it was in the base.
+    PEFT leaves a targeted module without tensors as it was in the base. `bias` is about the biases
+    of the base, `lora_bias` about one that follows B.
     """
 
     r: int
@@ -102,6 +104,10 @@ class PeftConfig(msgspec.Struct, frozen=True):
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
     modules_to_save: tuple[str, ...]
+    bias: Literal["none", "all", "lora_only"]
+    lora_bias: bool
+    use_dora: bool
+    ensure_weight_tying: bool
     resets_to_zero: bool
     base_model_name_or_path: str | None
 
@@ -124,6 +130,9 @@ class PeftConfig(msgspec.Struct, frozen=True):
             "alpha_pattern": [list(item) for item in self.alpha_pattern.items()],
             "modules_to_save": self.modules_to_save,
         }
+        # Only where they are set: digests from before they were served stay.
+        later = {"bias": self.bias, "lora_bias": self.lora_bias, "use_dora": self.use_dora}
+        plain |= {key: value for key, value in later.items() if value not in ("none", False)}
         return {key: list(v) if isinstance(v, tuple) else v for key, v in plain.items()}
 
     def canonical_json(self) -> bytes:
@@ -160,6 +169,10 @@ def parse_config(raw: bytes) -> PeftConfig:
         rank_pattern=config.rank_pattern,
         alpha_pattern=config.alpha_pattern,
         modules_to_save=tuple(sorted(set(config.modules_to_save or ()))),
+        bias=config.bias,
+        lora_bias=config.lora_bias,
+        use_dora=config.use_dora,
+        ensure_weight_tying=config.ensure_weight_tying,
         resets_to_zero=resets_to_zero,
         base_model_name_or_path=config.base_model_name_or_path,
     )
@@ -209,10 +222,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     for key, value in fields.items():
         if key in _RawConfig.__struct_fields__ or key in _NEUTRAL:
             continue
-        if key == "bias":
-            if value not in (None, "none"):
-                raise _unsupported(key, f"`bias` is {shown(str(value))}: trained biases are not")
-        elif key in _UNSUPPORTED:
+        if key in _UNSUPPORTED:
             if not _is_empty(value):
                 raise _unsupported(key, f"`{key}` is set: {_UNSUPPORTED[key]}")
         elif not _is_empty(value):
@@ -252,6 +262,10 @@ def _check_values(config: _RawConfig) -> None:
         raise _invalid_value(
             "layers_to_transform",
             "PEFT takes no `layers_to_transform` or `layers_pattern` when `target_modules` is text",
+        )
+    if config.use_dora and config.lora_bias:
+        raise _unsupported(
+            "lora_bias", "`lora_bias` and `use_dora` together: PEFT adds the bias to the weights"
         )
     if config.layers_pattern and config.layers_to_transform is None:
         raise _invalid_value(

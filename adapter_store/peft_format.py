@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapter_store.base_model import BaseModel
+from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
 from adapter_store.binding import Binding, BoundAdapter, bind, bind_adapter, full_weight
 from adapter_store.conformance import (
     BaseMatch,
@@ -36,6 +36,8 @@ class InspectedAdapter:
     digest: str
     config: dict[str, Any]
     bindings: tuple[Binding, ...]
+    biases: Mapping[str, str]
+    """Keys of the biases that replace the base's, by module."""
     report: ConformanceReport
 
 
@@ -52,7 +54,10 @@ def inspect_adapter(
     zero_keys = _scan_values(weights, header)
     _check_base_copies(weights, header, base, bound.base_copies)
     digest = hash_adapter(peft_config, weights)
-    no_op = all(not zero_keys.isdisjoint((b.a_key, b.b_key)) for b in bound.bindings)
+    features = _features(peft_config, bound)
+    no_op = not {"dora", "lora_bias", "bias"} & set(features) and all(
+        not zero_keys.isdisjoint((b.a_key, b.b_key)) for b in bound.bindings
+    )
     report = ConformanceReport(
         digest=digest,
         bytes=header.file_size,
@@ -66,8 +71,23 @@ def inspect_adapter(
         base_match=_base_match(peft_config, base),
         ignored=_ignored(bound),
         warnings=_warnings(peft_config, bound, no_op=no_op),
+        features=features,
     )
-    return InspectedAdapter(digest, peft_config.result_fields(), bound.bindings, report)
+    return InspectedAdapter(
+        digest, peft_config.result_fields(), bound.bindings, bound.biases, report
+    )
+
+
+def _features(config: PeftConfig, bound: BoundAdapter) -> list[str]:
+    modules = {binding.module for binding in bound.bindings}
+    present = {
+        "bias": bool(bound.biases),
+        "dora": config.use_dora,
+        "embedding": EMBEDDING in modules,
+        "lm_head": OUTPUT_LAYER in modules,
+        "lora_bias": config.lora_bias,
+    }
+    return [name for name, is_there in present.items() if is_there]
 
 
 def _scan_values(weights: Path, header: SafetensorsHeader) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What the key of a tensor in an adapter file says: module, A or B, and how it is nested.
+"""What the key of a tensor in an adapter file says: module, part, and how it is nested.
 
 PEFT writes `base_model.model.<module path>.lora_A.weight`, where the module path is the one in the
 model that was trained. For the decoder that is served it begins with `model.layers.N`. Other
@@ -7,12 +7,29 @@ in `_NESTING` are read, since what follows `layers.N` names the module without d
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 _PEFT_PREFIX = "base_model.model."
-_LORA_KEY = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
-_NESTING = re.compile(r"(?P<head>(?:(?:model|language_model)\.){0,4})(?P<tail>layers\.\d+\..+)")
+_LORA_KEY = re.compile(
+    r"(?P<path>.+)\.lora_(?P<name>A|B|embedding_A|embedding_B|magnitude_vector)"
+    r"(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?P<end>\.weight|\.bias)?"
+)
+_HEAD = r"(?P<head>(?:(?:model|language_model)\.){0,4})"
+_NESTING = re.compile(_HEAD + r"(?P<tail>layers\.\d+\..+)")
+_NESTED_MODULE = re.compile(_HEAD + r"(?P<tail>layers\.\d+\..+|embed_tokens)")
+
+Part = Literal["A", "B", "B_bias", "embedding_A", "embedding_B", "magnitude"]
+_PARTS: Mapping[tuple[str, str | None], Part] = {
+    ("A", ".weight"): "A",
+    ("B", ".weight"): "B",
+    ("B", ".bias"): "B_bias",
+    ("embedding_A", None): "embedding_A",
+    ("embedding_B", None): "embedding_B",
+    ("magnitude_vector", None): "magnitude",
+    ("magnitude_vector", ".weight"): "magnitude",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +55,39 @@ class Nesting:
 
     def trained_path(self, module: str) -> str:
         """The path that a module of the base (`model.layers.…`) had in the trained model."""
-        if not module.startswith("model.layers."):
+        if not module.startswith(("model.layers.", "model.embed_tokens")):
             return module
         return self.head + module.removeprefix("model.")
 
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """A key of a LoRA matrix: the path of its module in the base, its side, and its nesting."""
+    """A key of a LoRA tensor: the path of its module in the base, its part, and its nesting."""
 
     key: str
     module: str
-    side: Literal["A", "B"]
+    part: Part
     nesting: Nesting
 
 
 def parse_lora_key(key: str) -> LoraKey | None:
-    """The parts of a key of a LoRA matrix in a decoder layer, or None for any other key."""
+    """What a key says of a LoRA tensor, or None for any other key.
+
+    The module is one of a decoder layer, the embedding, or the output layer; the last is outside
+    of the nesting, and is read only where the rest is nested as PEFT writes it.
+    """
     match = _LORA_KEY.fullmatch(key)
-    if match is None:
+    part = None if match is None else _PARTS.get((match["name"], match["end"]))
+    if match is None or part is None:
         return None
     prefix, path = _split_prefix(match["path"])
-    nested = _NESTING.fullmatch(path)
+    if path == "lm_head":
+        return LoraKey(key, path, part, Nesting(prefix, "model.", match["adapter"]))
+    nested = _NESTED_MODULE.fullmatch(path)
     if nested is None:
         return None
     nesting = Nesting(prefix, nested["head"], match["adapter"])
-    side: Literal["A", "B"] = "A" if match["side"] == "A" else "B"
-    return LoraKey(key, f"model.{nested['tail']}", side, nesting)
+    return LoraKey(key, f"model.{nested['tail']}", part, nesting)
 
 
 def base_tensor_name(key: str) -> str:
@@ -86,7 +109,7 @@ def unservable_reason(key: str) -> str | None:
         ".lora_embedding_": "it adapts an embedding",
         ".modules_to_save.": "it is a fully trained module",
         ".trainable_tokens": "it holds trained embedding rows",
-        ".lora_": "only lora_A.weight and lora_B.weight of linears in decoder layers are",
+        ".lora_": "only lora_A and lora_B of linears and of the embedding are",
     }
     return next((reason for part, reason in reasons.items() if part in key), None)
 

@@ -1,16 +1,18 @@
 """One adapter in host memory, fused and rounded as the model runs it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from adapter_store.base_model import BaseModel
+from adapter_store.base_model import EMBEDDING, BaseModel
 from adapter_store.errors import AdapterFormatError
-from adapter_store.peft_format import Binding, inspect_adapter
+from adapter_store.peft_format import Binding, InspectedAdapter, inspect_adapter
+from engine.base_weights import adapted_row_norms, read_base_bias
 from engine.errors import AdapterUnavailable
 from engine.models.projections import (
     SPLIT_PROJECTIONS,
@@ -20,7 +22,7 @@ from engine.models.projections import (
     iter_projections,
     module_path,
 )
-from lora_kernels import CpuKernels, LoraSlice
+from lora_kernels import ColumnAffine, CpuKernels, EmbeddingLora, LoraSlice
 from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuWeights
 
 CONFIG_FILE = "adapter_config.json"
@@ -37,6 +39,9 @@ class AdapterWeights:
     projections: Mapping[ProjectionKey, CpuWeights]
     """Only those that the adapter has weights for."""
     nbytes: int
+    affines: Mapping[ProjectionKey, ColumnAffine] = field(default_factory=dict[Any, Any])
+    """Of projections that DoRA or trained biases change beside."""
+    embedding: EmbeddingLora | None = None
 
 
 def load_adapter(
@@ -62,8 +67,20 @@ def load_adapter(
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
         with safe_open(weights_file, "pt") as file:
-            slots = iter_projections(base.num_layers, projections)
-            fused = _fuse(inspected.bindings, file, slots, dtype, kernels)
+            source = _Source(inspected, file, base, dtype)
+            slots = list(iter_projections(base.num_layers, projections))
+            embedding = source.embedding()
+            fused = {
+                key: kernels.fuse(slices, dtype)
+                for key, spec in slots
+                if any(slices := source.slices(key, spec))
+            }
+            affines = {
+                key: affine
+                for key, spec in slots
+                if (affine := source.affine(key, spec)) is not None
+            }
+            source.check_all_taken()
     except AdapterFormatError as error:
         raise AdapterUnavailable(digest, f"{error.code}: {error.message}") from error
     except (OSError, SafetensorError) as error:
@@ -72,31 +89,89 @@ def load_adapter(
         digest=digest,
         rank=max(binding.rank for binding in inspected.bindings),
         projections=fused,
-        nbytes=sum(weights.nbytes for weights in fused.values()),
+        nbytes=sum(part.nbytes for part in (*fused.values(), *affines.values(), embedding) if part),
+        affines=affines,
+        embedding=embedding,
     )
 
 
-def _fuse(
-    bindings: tuple[Binding, ...],
-    file: Any,
-    slots: Iterable[tuple[ProjectionKey, ProjectionSpec]],
-    dtype: torch.dtype,
-    kernels: CpuKernels,
-) -> dict[ProjectionKey, CpuWeights]:
-    bound = {binding.module: binding for binding in bindings}
-    projections: dict[ProjectionKey, CpuWeights] = {}
-    for key, spec in slots:
-        members = [bound.pop(module_path(key.layer, member), None) for member in spec.members]
-        if any(members):
-            slices = [None if member is None else _read(member, file) for member in members]
-            projections[key] = kernels.fuse(slices, dtype)
-    if bound:
-        raise AdapterFormatError(
-            "foreign_tensor", f"the model has no place for '{next(iter(bound))}'"
+class _Source:
+    """Reads an adapter's tensors for one projection after the other."""
+
+    def __init__(
+        self, inspected: InspectedAdapter, file: Any, base: BaseModel, dtype: torch.dtype
+    ) -> None:
+        self._bindings = {binding.module: binding for binding in inspected.bindings}
+        self._biases = inspected.biases
+        self._file = file
+        self._base = base
+        self._dtype = dtype
+        self._taken: set[str] = set()
+
+    def slices(self, key: ProjectionKey, spec: ProjectionSpec) -> list[LoraSlice | None]:
+        bindings = [self._bindings.get(module_path(key.layer, name)) for name in spec.members]
+        return [None if binding is None else self._read(binding) for binding in bindings]
+
+    def affine(self, key: ProjectionKey, spec: ProjectionSpec) -> ColumnAffine | None:
+        modules = [module_path(key.layer, member) for member in spec.members]
+        parts = [self._member_affine(module) for module in modules]
+        if not any(parts):
+            return None
+        shapes = {**self._base.linears, **self._base.ends}
+        sizes = [shapes[module].out_features for module in modules]
+        return ColumnAffine(
+            _joined([part and part.scale for part in parts], sizes, torch.ones),
+            _joined([part and part.shift for part in parts], sizes, torch.zeros),
         )
-    return projections
+
+    def embedding(self) -> EmbeddingLora | None:
+        binding = self._bindings.get(EMBEDDING)
+        if binding is None:
+            return None
+        part = self._read(binding)
+        a, b = (tensor.to(self._dtype).to(torch.float32) for tensor in (part.a, part.b))
+        return EmbeddingLora(a.T.contiguous(), b.contiguous(), part.scaling)
+
+    def check_all_taken(self) -> None:
+        left = {*self._bindings, *self._biases} - self._taken
+        if left:
+            raise AdapterFormatError("foreign_tensor", f"the model has no place for '{min(left)}'")
+
+    def _read(self, binding: Binding) -> LoraSlice:
+        self._taken.add(binding.module)
+        a, b = self._file.get_tensor(binding.a_key), self._file.get_tensor(binding.b_key)
+        return LoraSlice(a, b, binding.scaling)
+
+    def _member_affine(self, module: str) -> ColumnAffine | None:
+        """With DoRA's factor m, bias b of the base, b' in its place, and β of B.
+
+        PEFT computes ``m (W x + s B A x) + b' + s β``; the projection has added b already.
+        """
+        binding, bias_key = self._bindings.get(module), self._biases.get(module)
+        magnitude_key = None if binding is None else binding.magnitude_key
+        scale = shift = None
+        if binding is not None and magnitude_key is not None:
+            norms = adapted_row_norms(self._base, module, self._read(binding), self._dtype)
+            scale = self._vector(magnitude_key) / norms
+        if scale is not None or bias_key is not None:
+            base_bias = read_base_bias(self._base, module, self._dtype)
+            if base_bias is not None:
+                self._taken.add(module)
+                bias = base_bias if bias_key is None else self._vector(bias_key)
+                shift = bias - (base_bias if scale is None else scale * base_bias)
+        if binding is not None and binding.b_bias_key is not None:
+            added = self._vector(binding.b_bias_key) * binding.scaling
+            shift = added if shift is None else shift + added
+        return None if scale is None and shift is None else ColumnAffine(scale, shift)
+
+    def _vector(self, key: str) -> Tensor:
+        return self._file.get_tensor(key).to(torch.float32)
 
 
-def _read(binding: Binding, file: Any) -> LoraSlice:
-    a, b = file.get_tensor(binding.a_key), file.get_tensor(binding.b_key)
-    return LoraSlice(a, b, binding.scaling)
+def _joined(
+    parts: Sequence[Tensor | None], sizes: Sequence[int], fill: Callable[[int], Tensor]
+) -> Tensor | None:
+    if all(part is None for part in parts):
+        return None
+    filled = (fill(size) if part is None else part for part, size in zip(parts, sizes, strict=True))
+    return torch.cat(list(filled))

@@ -44,6 +44,8 @@ class BatchInputs:
     lora: LoraBatch
     logit_tokens: Tensor
     """[num_logits] int64: the last token of each row that samples."""
+    logit_slots: tuple[int | None, ...]
+    """For each logit, its row's adapter slot; ascending, base rows first."""
     logit_rows: tuple[int, ...]
     """For each logit, the row's index in the scheduled batch."""
 
@@ -82,6 +84,7 @@ def build_batch_inputs(
         block_tables=block_tables,
         lora=LoraBatch.from_runs([row.slot for row in ordered], lengths.tolist()),
         logit_tokens=torch.from_numpy(ends[samples] - 1),
+        logit_slots=tuple(ordered[i].slot for i in samples),
         logit_rows=tuple(order[i] for i in samples),
     )
 

@@ -42,7 +42,8 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._attention = attention
         self._sampler = sampler
-        self._tables = decoder.lora_tables
+        self.projections = decoder.projections
+        """Every projection of the model, with its adapter slots."""
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -58,13 +59,15 @@ class ModelRunner:
 
     def install_adapter(self, slot: int, weights: AdapterWeights) -> None:
         """Point a slot to an adapter's weights; no row of the batch being run may use the slot."""
-        for key, table in self._tables.items():
-            table.install(slot, weights.projections.get(key))
+        for key, projection in self.projections.items():
+            projection.install(slot, weights.projections.get(key), weights.affines.get(key))
+        self._decoder.embedding_lora.install(slot, weights.embedding)
 
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's weights."""
-        for table in self._tables.values():
-            table.clear(slot)
+        for projection in self.projections.values():
+            projection.clear(slot)
+        self._decoder.embedding_lora.install(slot, None)
 
     def _run(self, rows: Sequence[ScheduledRow]) -> list[tuple[int, SampledRow]]:
         inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)

@@ -1,6 +1,6 @@
 """The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from engine.kv_cache import KVCache
 from engine.models.decoder_config import DecoderConfig
 from engine.models.projection import Projection
 from engine.models.projections import (
+    OUTPUT_PROJECTION,
     ProjectionKey,
     ProjectionSpec,
     iter_projections,
@@ -22,7 +23,7 @@ from engine.models.rotary import RotaryTable
 from engine.models.weight_reader import WeightReader
 from engine.ops import DecoderOps, LinearOp, TorchOps
 from engine.padding import padded_rows
-from lora_kernels import CpuKernels
+from lora_kernels import CpuKernels, EmbeddingTable, LoraBatch
 from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuTable
 
 
@@ -55,7 +56,7 @@ class Decoder:
         embedding: LinearOp,
         layers: tuple[DecoderLayer, ...],
         final_norm: Tensor,
-        lm_head: LinearOp,
+        lm_head: Projection,
         max_positions: int,
         dtype: torch.dtype,
     ) -> None:
@@ -64,9 +65,14 @@ class Decoder:
         self.layers = layers
         self.dtype = dtype
         """Of weights, activations and the KV cache."""
+        self.embedding_lora = EmbeddingTable(
+            config.vocab_size, config.hidden_size, lm_head.lora.num_slots
+        )
+        """The adapter slots of the embedding."""
         self._embedding = embedding
         self._final_norm = final_norm
         self._lm_head = lm_head
+        self._no_adapters = LoraBatch.from_runs([], [])
         self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions)
         # Rounded as transformers does: the root of 3072 is 55.5 in bfloat16.
         self._embedding_scale = (
@@ -81,10 +87,12 @@ class Decoder:
         return self.ops.row_tile(self.dtype)
 
     @property
-    def lora_tables(self) -> dict[ProjectionKey, CpuTable]:
-        """The adapter slots of every projection."""
+    def projections(self) -> dict[ProjectionKey, Projection]:
+        """Every projection, with its adapter slots."""
         return {
-            key: getattr(self.layers[key.layer], key.name).lora
+            key: self._lm_head
+            if key == OUTPUT_PROJECTION
+            else getattr(self.layers[key.layer], key.name)
             for key, _ in iter_projections(len(self.layers), self.config.projections)
         }
 
@@ -96,7 +104,7 @@ class Decoder:
         Logits are of the tokens in `inputs.logit_tokens`, in the decoder's dtype.
         """
         hidden = self.hidden_states(inputs, kv_cache, attention)
-        return self.logits(hidden.index_select(0, inputs.logit_tokens))
+        return self.logits(hidden.index_select(0, inputs.logit_tokens), inputs.logit_slots)
 
     def hidden_states(
         self, inputs: BatchInputs, kv_cache: KVCache, attention: AttentionBackend
@@ -112,6 +120,8 @@ class Decoder:
         )
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
         x = self._embedding.take_rows(inputs.token_ids)
+        if self.embedding_lora.is_used:
+            self.embedding_lora.add_(x, inputs.token_ids, inputs.lora)
         if self._embedding_scale is not None:
             x.mul_(self._embedding_scale)
         update: Tensor | None = None
@@ -143,13 +153,19 @@ class Decoder:
                 update = ops.norm(update, layer.mlp_out_norm, eps)
         return x if update is None else x.add_(update)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] before the final norm -> [rows, vocab_size]."""
+    def logits(self, hidden: Tensor, slots: Sequence[int | None]) -> Tensor:
+        """[rows, hidden_size] before the final norm -> [rows, vocab_size].
+
+        `slots` are the rows' adapters.
+        """
         num_rows = hidden.shape[0]
         padded = hidden.new_zeros(padded_rows(num_rows, self.row_tile), hidden.shape[1])
         padded[:num_rows] = hidden
         normed = self.ops.norm(padded, self._final_norm, self.config.norm_eps)
-        logits = self._lm_head(normed)[:num_rows]
+        batch = self._no_adapters
+        if self._lm_head.is_adapted:
+            batch = LoraBatch.from_runs(slots, [1] * num_rows)
+        logits = self._lm_head(normed, batch)[:num_rows]
         cap = self.config.logit_softcap
         return logits if cap is None else _soft_cap(logits, cap)
 
@@ -184,10 +200,11 @@ def load_decoder(
         rows = ops.make_linear(embedding, keep_rows=True)
         if config.tie_word_embeddings:
             reader.skip("lm_head.weight")
-            lm_head = rows
+            head = rows
         else:
-            head = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-            lm_head = ops.make_linear(head)
+            weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            head = ops.make_linear(weight)
+        lm_head = Projection(head, make_table(config.hidden_size, (config.vocab_size,)))
         reader.check_all_taken()
     return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype)
 

@@ -48,15 +48,22 @@ class ProjectionKey(NamedTuple):
     name: str
 
 
+OUTPUT_PROJECTION = ProjectionKey(-1, "lm_head")
+"""The output layer, which belongs to no layer and has one member."""
+
+
 def module_path(layer: int, member: str) -> str:
     """Hugging Face's path of a member, such as `model.layers.3.self_attn.q_proj`."""
+    if layer == OUTPUT_PROJECTION.layer:
+        return member
     return f"model.layers.{layer}.{member}"
 
 
 def iter_projections(
     num_layers: int, projections: LayerProjections
 ) -> Iterator[tuple[ProjectionKey, ProjectionSpec]]:
-    """Every projection of a decoder."""
+    """Every projection of a decoder, the output layer last."""
     for layer in range(num_layers):
         for spec in projections:
             yield ProjectionKey(layer, spec.name), spec
+    yield OUTPUT_PROJECTION, ProjectionSpec(OUTPUT_PROJECTION.name, (OUTPUT_PROJECTION.name,))

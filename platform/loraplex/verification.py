@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapter_store.base_model import read_base_model
+from adapter_store.base_model import EMBEDDING, read_base_model
 from adapter_store.peft_format import inspect_adapter
 from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE, AdapterWeights
 from engine.build_runner import BuiltRunner, build_runner
 from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
 from engine.models.decoder_config import read_decoder_config
 from engine.models.projections import ProjectionKey, iter_projections, module_path
-from lora_kernels import LoraBatch, LoraSlice, add_lora
-from lora_kernels.cpu_kernels import CpuTable, CpuWeights
+from lora_kernels import ColumnAffine, EmbeddingLora, EmbeddingTable, LoraBatch, LoraSlice
+from lora_kernels.cpu_kernels import CpuWeights
 
 MODULE_TOLERANCE = 1e-5
 """Largest difference of a module's output, relative to the largest output."""
@@ -31,8 +31,9 @@ LOGIT_TOLERANCE = 1e-3
 UNDECIDED_GAP = 1e-4
 """Where PEFT's own two best logits are closer than this, either token is right."""
 MAX_RANK = 512
-NUM_ROWS = 5
+NUM_ROWS = 16
 ADAPTER_SLOT, MIRROR_SLOT = 0, 1
+CROWD_SLOTS = (ADAPTER_SLOT, None, MIRROR_SLOT) * NUM_ROWS
 
 
 class VerificationError(Exception):
@@ -166,14 +167,26 @@ class _PeftModel:
 
 
 def _mirrored(weights: AdapterWeights, built: BuiltRunner) -> AdapterWeights:
-    """The adapter with every scaling negated: a neighbour that would show if rows got mixed up."""
+    """The adapter with every change negated: a neighbour that would show if rows got mixed up."""
     mirrored: dict[ProjectionKey, CpuWeights] = {}
     for key, fused in weights.projections.items():
         parts = [fused.slice(index) for index in range(len(fused.slice_sizes))]
         mirrored[key] = built.kernels.fuse(
             [part and LoraSlice(part.a, part.b, -part.scaling) for part in parts], torch.float32
         )
-    return replace(weights, projections=mirrored)
+    embedding = weights.embedding
+    return replace(
+        weights,
+        projections=mirrored,
+        affines={
+            key: ColumnAffine(
+                None if affine.scale is None else 2 - affine.scale,
+                None if affine.shift is None else -affine.shift,
+            )
+            for key, affine in weights.affines.items()
+        },
+        embedding=embedding and replace(embedding, scaling=-embedding.scaling),
+    )
 
 
 def _compare_modules(
@@ -182,30 +195,30 @@ def _compare_modules(
     generator = torch.Generator().manual_seed(0)
     differences: list[Difference] = []
     left = dict(reference.modules)
+    if weights.embedding is not None and mirror.embedding is not None and EMBEDDING in left:
+        tables = (weights.embedding, mirror.embedding)
+        difference = _compare_embedding(left.pop(EMBEDDING), *tables, generator)
+        differences.append(replace(difference, rank=reference.ranks[EMBEDDING]))
     for key, spec in iter_projections(built.base.num_layers, built.projections):
         if key not in weights.projections:
             continue
-        table = _table_of(weights.projections[key], mirror.projections[key], built)
-        x = torch.randn(NUM_ROWS, table.in_features, generator=generator)
+        projection = built.runner.projections[key]
+        x = torch.randn(NUM_ROWS, projection.lora.in_features, generator=generator)
         # Rows of the adapter at every other place, between the base's and the mirror's.
-        crowd = torch.randn(3 * NUM_ROWS, table.in_features, generator=generator)
+        crowd = torch.randn(3 * NUM_ROWS, projection.lora.in_features, generator=generator)
         crowd[::3] = x
-        slots = [ADAPTER_SLOT, None, MIRROR_SLOT] * NUM_ROWS
-        updates = [
-            _updates(table, x, LoraBatch.from_runs([ADAPTER_SLOT], [NUM_ROWS])),
-            _updates(table, crowd, LoraBatch.from_runs(slots, [1] * len(slots)))[::3],
+        outputs = [
+            projection(x, LoraBatch.from_runs([ADAPTER_SLOT], [NUM_ROWS])),
+            projection(crowd, LoraBatch.from_runs(CROWD_SLOTS, [1] * len(CROWD_SLOTS)))[::3],
         ]
         for index, member in enumerate(spec.members):
             name = module_path(key.layer, member)
             module = left.pop(name, None)
             if module is None:
                 continue
-            expected = module(x) - module.base_layer(x)
-            columns = slice(*table.slice_indptr[index : index + 2])
-            scale = module(x).abs().max().item() or 1.0
-            solo, mixed = (
-                (update[:, columns] - expected).abs().max().item() / scale for update in updates
-            )
+            expected = module(x)
+            columns = slice(*projection.lora.slice_indptr[index : index + 2])
+            solo, mixed = (_relative(output[:, columns] - expected, expected) for output in outputs)
             differences.append(
                 Difference(name, reference.ranks[name], solo, mixed, MODULE_TOLERANCE)
             )
@@ -217,23 +230,31 @@ def _compare_modules(
     return differences
 
 
-def _table_of(weights: CpuWeights, mirror: CpuWeights, built: BuiltRunner) -> CpuTable:
-    sizes = _sizes(weights)
-    table = built.kernels.make_table(weights.in_features, sizes, 2, torch.float32)
+def _compare_embedding(
+    module: Any, weights: EmbeddingLora, mirror: EmbeddingLora, generator: torch.Generator
+) -> Difference:
+    vocab_size, hidden_size = weights.a.shape[0], weights.b.shape[0]
+    table = EmbeddingTable(vocab_size, hidden_size, 2)
     table.install(ADAPTER_SLOT, weights)
     table.install(MIRROR_SLOT, mirror)
-    return table
+    ids = torch.randint(vocab_size, (3 * NUM_ROWS,), generator=generator)
+    expected: Tensor = module(ids[::3])
+    # The engine scales what it has looked up after the update, as it does for the base.
+    update = (expected - module.base_layer(ids[::3])) / getattr(module.base_layer, "embed_scale", 1)
+    solo, crowd = torch.zeros(NUM_ROWS, hidden_size), torch.zeros(3 * NUM_ROWS, hidden_size)
+    table.add_(solo, ids[::3], LoraBatch.from_runs([ADAPTER_SLOT], [NUM_ROWS]))
+    table.add_(crowd, ids, LoraBatch.from_runs(CROWD_SLOTS, [1] * len(CROWD_SLOTS)))
+    return Difference(
+        EMBEDDING,
+        None,
+        _relative(solo - update, expected),
+        _relative(crowd[::3] - update, expected),
+        MODULE_TOLERANCE,
+    )
 
 
-def _sizes(weights: CpuWeights) -> tuple[int, ...]:
-    """Slices without weights need no columns here."""
-    return tuple(size or 0 for size in weights.slice_sizes)
-
-
-def _updates(table: CpuTable, x: Tensor, batch: LoraBatch) -> Tensor:
-    y = torch.zeros(x.shape[0], table.out_features)
-    add_lora(y, x, table, batch)
-    return y
+def _relative(difference: Tensor, expected: Tensor) -> float:
+    return difference.abs().max().item() / (expected.abs().max().item() or 1.0)
 
 
 def _compare_reply(

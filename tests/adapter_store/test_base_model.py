@@ -25,7 +25,8 @@ def test_linears_are_the_models_own_except_the_output_layer(family: str, tmp_pat
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
     }
     assert base.linears == expected
-    assert {"lm_head", "model.embed_tokens", "model.norm", "model"} <= base.other_modules
+    assert {"model.norm", "model"} <= base.other_modules
+    assert set(base.ends) == {"lm_head", "model.embed_tokens"}
     assert base.tensors["lm_head.weight"].info.shape == (base.vocab_size, base.hidden_size)
     assert (base.num_layers, base.name) == (model.config.num_hidden_layers, "model")
 

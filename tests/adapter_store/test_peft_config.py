@@ -42,10 +42,6 @@ def test_every_field_of_the_installed_peft_is_known() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True),
-        ("lora_bias", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
         ("fan_in_fan_out", True),
         ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [1]),
@@ -77,7 +73,7 @@ def test_what_cannot_be_served_exactly_is_refused_by_the_fields_name(
 
 
 @pytest.mark.parametrize("empty", [None, False, "", [], {}])
-@pytest.mark.parametrize("field", ["use_dora", "kasa_config", "layer_replication", "unknown"])
+@pytest.mark.parametrize("field", ["use_qalora", "kasa_config", "layer_replication", "unknown"])
 def test_a_field_that_holds_nothing_is_accepted(field: str, empty: Any) -> None:
     assert parse(**{field: empty}) == parse()
 
@@ -143,6 +139,9 @@ def test_another_peft_type_is_refused(peft_type: Any) -> None:
         ("modules_to_save", "lm_head"),
         ("rank_pattern", {f"layers.{i}": 4 for i in range(3000)}),
         ("use_rslora", "yes"),
+        ("use_dora", "yes"),
+        ("lora_bias", 1),
+        ("bias", "some"),
         ("init_lora_weights", "kaiming"),
         ("init_lora_weights", 3),
     ],

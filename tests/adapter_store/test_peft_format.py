@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ def test_two_nestings_in_one_file_are_refused(adapter: Path, base: BaseModel) ->
         f"{PREFIX}model.layers.2.self_attn.q_proj.lora_A.weight",
         f"{PREFIX}model.layers.0.self_attn.w_pack.lora_A.weight",
         f"{PREFIX}model.layers.00.self_attn.q_proj.lora_A.weight",
-        f"{PREFIX}lm_head.lora_A.weight",
+        f"{PREFIX}lm_head.lora_embedding_A",
+        f"{PREFIX}model.embed_tokens.lora_A.weight",
         f"{PREFIX}model.norm.lora_A.weight",
         f"{PREFIX}classifier.weight",
         f"{PREFIX}score.weight",
@@ -144,9 +146,7 @@ def test_one_foreign_key_beside_good_ones_is_refused_by_name(
     ("key", "reason"),
     [
         (f"{Q0}.lora_magnitude_vector", "DoRA"),
-        (f"{Q0}.lora_magnitude_vector.default.weight", "DoRA"),
-        (f"{PREFIX}model.embed_tokens.lora_embedding_A", "embedding"),
-        (f"{Q0}.lora_B.bias", "lora_B"),
+        (f"{Q0}.lora_B.bias", "lora_bias"),
         (f"{Q0}.lora_diag", "lora_A"),
         (f"{PREFIX}lm_head.modules_to_save.weight", "fully trained"),
     ],
@@ -169,13 +169,128 @@ def test_a_tensor_that_the_config_does_not_target_is_refused(
     assert "v_proj" in (error.field or "")
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj", "lm_head"], ".*_proj|.*embed_tokens"])
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj", "norm"], ".*_proj|model.layers.0"])
 def test_targets_outside_the_linears_of_the_layers_are_refused(
     targets: Any, adapter: Path, base: BaseModel
 ) -> None:
     edit_adapter_config(adapter, target_modules=targets)
     error = refusal(adapter, base)
     assert (error.code, error.field) == ("unsupported_module", "target_modules")
+
+
+# DoRA, biases and the two ends
+
+EMBED = f"{PREFIX}model.embed_tokens"
+
+
+def make_adapter(tmp_path: Path, base_dir: Path, **config: Any) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return make_tiny_adapter(tmp_path / "featured", base_dir, **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "features"),
+    [
+        ({"target_modules": ["embed_tokens", "lm_head"]}, ["embedding", "lm_head"]),
+        ({"use_dora": True}, ["dora"]),
+        ({"lora_bias": True}, ["lora_bias"]),
+        ({}, []),
+    ],
+)
+def test_the_report_names_what_is_beside_lora_of_the_layers(
+    config: dict[str, Any], features: list[str], tmp_path: Path, base_dir: Path, base: BaseModel
+) -> None:
+    inspected = inspect_folder(make_adapter(tmp_path, base_dir, **config), base)
+    assert inspected.report.features == features
+    assert inspected.config.items() >= {k: v for k, v in config.items() if v is True}.items()
+    if "lm_head" in features:
+        assert [(m.module, m.layers, m.count) for m in inspected.report.modules] == [
+            ("embed_tokens", "", 1),
+            ("lm_head", "", 1),
+        ]
+
+
+@pytest.mark.parametrize("kind", ["all", "lora_only"])
+def test_trained_biases_replace_the_bases(kind: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "biased", "qwen2", num_hidden_layers=1)
+    base = read_base_model(folder)
+    targets = ["q_proj", "o_proj"]
+    adapter = make_adapter(tmp_path, folder, bias=kind, target_modules=targets)
+    inspected = inspect_folder(adapter, base)
+    names = "qkv" if kind == "all" else "q"
+    wanted = {f"model.layers.0.self_attn.{name}_proj" for name in names}
+    assert inspected.biases.keys() == wanted
+    assert inspected.report.features == ["bias"]
+    assert inspected.report.ignored == []
+    edit_adapter_config(adapter, bias="none")
+    error = refusal(adapter, base)
+    assert (error.code, error.field) == ("full_weight", min(inspected.biases.values()))
+
+
+def test_a_bias_that_peft_would_not_find_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "biased", "qwen2", num_hidden_layers=1)
+    adapter = make_adapter(tmp_path, folder, bias="lora_only", target_modules=["q_proj"])
+    rename_keys(adapter, lambda key: key.replace(".base_layer.bias", ".bias"))
+    error = refusal(adapter, read_base_model(folder))
+    assert (error.code, error.field) == ("untargeted_tensor", f"{Q0}.bias")
+
+
+@pytest.mark.parametrize(
+    ("config", "gone", "missing"),
+    [
+        ({"use_dora": True}, f"{Q0}.lora_magnitude_vector", "lora_magnitude_vector"),
+        ({"lora_bias": True}, f"{Q0}.lora_B.bias", "bias of lora_B"),
+        (
+            {"target_modules": ["embed_tokens"]},
+            f"{EMBED}.lora_embedding_A",
+            "lora_embedding_A",
+        ),
+    ],
+)
+def test_a_part_that_the_config_asks_for_must_be_there(
+    config: dict[str, Any], gone: str, missing: str, tmp_path: Path, base_dir: Path, base: BaseModel
+) -> None:
+    folder = make_adapter(tmp_path, base_dir, **config)
+    edit_tensors(folder, lambda t: {k: v for k, v in t.items() if k != gone})
+    error = refusal(folder, base)
+    assert error.code == "missing_tensor"
+    assert missing in error.message
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "size"),
+    [
+        ({"use_dora": True}, f"{Q0}.lora_magnitude_vector", 31),
+        ({"lora_bias": True}, f"{Q0}.lora_B.bias", 33),
+    ],
+)
+def test_a_vector_of_another_size_is_refused(
+    config: dict[str, Any], key: str, size: int, tmp_path: Path, base_dir: Path, base: BaseModel
+) -> None:
+    folder = make_adapter(tmp_path, base_dir, **config)
+    set_tensor(folder, key, torch.ones(size))
+    error = refusal(folder, base)
+    assert (error.code, error.field) == ("shape_mismatch", key)
+
+
+@pytest.mark.parametrize(
+    ("field", "target"),
+    [
+        ("ensure_weight_tying", "embed_tokens"),
+        ("ensure_weight_tying", "lm_head"),
+        ("use_dora", "lm_head"),
+        ("lora_bias", "embed_tokens"),
+    ],
+)
+def test_what_the_ends_of_the_model_cannot_have_is_refused_by_the_fields_name(
+    field: str, target: str, tmp_path: Path, base_dir: Path, base: BaseModel
+) -> None:
+    folder = make_adapter(tmp_path, base_dir, target_modules=[target])
+    edit_adapter_config(folder, **{field: True})
+    error = refusal(folder, base)
+    assert (error.code, error.field) == ("unsupported_field", field)
+    assert target in error.message
 
 
 # Pairs and shapes

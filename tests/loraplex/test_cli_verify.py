@@ -8,6 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from engine.models import projection
 from engine.models.projections import ProjectionSpec
 from lora_kernels import LoraSlice
 from loraplex import verification
@@ -55,6 +56,25 @@ def test_adapters_of_every_kind_of_checkpoint_pass(family, tmp_path):
     assert len(modules) == 3 * len(names) and all(line.endswith("ok") for line in modules)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["embed_tokens", "lm_head", "v_proj"]},
+        {"target_modules": ["q_proj", "up_proj"], "use_dora": True, "bias": "all"},
+    ],
+    ids=["both ends", "DoRA"],
+)
+def test_what_is_beside_lora_of_the_layers_passes_too(config, tmp_path):
+    base = make_tiny_model(tmp_path / "base", "qwen2")
+    adapter = make_tiny_adapter(tmp_path / "adapter", base, **config)
+    result = verify(adapter, "--base", base)
+    assert result.exit_code == 0, result.output
+    found = [line.split()[0].rpartition(".")[2] for line in result.output.splitlines()]
+    for module in config["target_modules"]:
+        assert module in found
+
+
 def test_the_base_is_taken_from_the_adapters_config(folders):
     base, adapter = folders
     config = json.loads((adapter / "adapter_config.json").read_text())
@@ -85,14 +105,14 @@ def test_an_adapter_that_is_served_wrongly_fails_and_is_named(folders, monkeypat
 
 def test_rows_that_are_right_only_alone_fail(folders, monkeypatch):
     base, adapter = folders
-    exact = verification.add_lora
+    exact = projection.add_lora
 
     def mixes_up(y, x, table, batch):
         exact(y, x, table, batch)
         if batch.num_segments > 1:
             y[0] = y[1]
 
-    monkeypatch.setattr(verification, "add_lora", mixes_up)
+    monkeypatch.setattr(projection, "add_lora", mixes_up)
     result = verify(adapter, "--base", base)
     assert result.exit_code == 1 and "TOO LARGE" in result.output
 

@@ -59,6 +59,7 @@ BASE = BaseModel(
         f"model.layers.0.self_attn.{name}_proj": LinearShape(HIDDEN, HIDDEN)
         for name in ("q", "k", "v", "o")
     },
+    ends={},
     other_modules=frozenset(("lm_head", "model.embed_tokens", "model.norm")),
     tensors={},
 )

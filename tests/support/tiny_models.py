@@ -160,6 +160,20 @@ def make_tiny_adapter(
                 a.normal_(0, a.shape[1] ** -0.5, generator=generator)
                 width = strength / (module.scaling[name] * b.weight.shape[1] ** 0.5)
                 b.weight.normal_(0, width, generator=generator)
+                if b.bias is not None:
+                    b.bias.normal_(0, strength, generator=generator)
+                if name in module.lora_magnitude_vector:
+                    norms = module.lora_magnitude_vector[name].weight
+                    factors = torch.empty_like(norms).uniform_(0.7, 1.4, generator=generator)
+                    norms.mul_(factors)
+            for name, b in getattr(module, "lora_embedding_B", {}).items():
+                module.lora_embedding_A[name].normal_(0, 1, generator=generator)
+                width = 0.5 * strength / (module.scaling[name] * b.shape[1] ** 0.5)
+                b.normal_(0, width, generator=generator)
+        if config.bias != "none":
+            for name, parameter in model.named_parameters():
+                if name.endswith(".bias") and ".lora_" not in name:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator) * strength)
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     return folder

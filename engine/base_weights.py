@@ -1,0 +1,41 @@
+"""Single tensors of the base, read again when an adapter is loaded that depends on them."""
+
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from adapter_store.base_model import BaseModel
+from lora_kernels import LoraSlice
+
+_CHUNK_ROWS = 4096
+
+
+def read_base_bias(base: BaseModel, module: str, dtype: torch.dtype) -> Tensor | None:
+    """[out_features] float32 with values of the model's dtype; None where there is none."""
+    stored = base.tensors.get(f"{module}.bias")
+    if stored is None:
+        return None
+    with safe_open(stored.file, "pt") as file:
+        bias: Tensor = file.get_tensor(f"{module}.bias")
+    return bias.to(dtype).to(torch.float32)
+
+
+def adapted_row_norms(base: BaseModel, module: str, part: LoraSlice, dtype: torch.dtype) -> Tensor:
+    """[out_features] float32: the norm of each row of ``W + scaling * B @ A``.
+
+    What DoRA (arXiv:2402.09353) divides by. W, A and B are rounded to `dtype` as the model has
+    them; W is read in chunks.
+    """
+    name = f"{module}.weight"
+    a, b = (tensor.to(dtype).to(torch.float32) for tensor in (part.a, part.b))
+    norms: list[Tensor] = []
+    with safe_open(base.tensors[name].file, "pt") as file:
+        rows: Any = file.get_slice(name)
+        for start in range(0, b.shape[0], _CHUNK_ROWS):
+            stop = min(start + _CHUNK_ROWS, b.shape[0])
+            weight: Tensor = rows[start:stop].to(dtype).to(torch.float32)
+            weight = weight + part.scaling * (b[start:stop] @ a)
+            norms.append(torch.linalg.norm(weight, dim=1))
+    return torch.cat(norms)
