@@ -36,6 +36,7 @@ from loraplex.adapter_cache import fetch_from
 from loraplex.app import create_app
 from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
+from loraplex.limits.shared_rates import open_rates
 from loraplex.services import Backends
 from loraplex.settings import Settings, StorageSettings
 from loraplex.supervisor.pulse import beat
@@ -50,7 +51,14 @@ async def open_backends(
     settings: Settings, base: BaseModel, blobs: BlobStore, engine: ZmqEngineClient
 ) -> AsyncGenerator[Backends]:
     """Open what the app uses, on its event loop."""
-    async with _shared_cache(settings.storage) as shared_cache:
+    storage = settings.storage
+    async with (
+        _shared_cache(storage) as shared_cache,
+        open_rates(
+            storage.redis_url, storage.database_url, settings.processes.api_processes,
+            is_away=lambda: shared_cache.is_degraded,
+        ) as rates,
+    ):  # fmt: skip
         registry = Registry(
             Database(settings.storage.database_url),
             reserved_names=(base.name, *settings.model.served_model_names),
@@ -63,6 +71,7 @@ async def open_backends(
             yield Backends(
                 engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer,
                 base_model=base, shared_cache=shared_cache, sources=_sources(settings),
+                rates=rates,
             )  # fmt: skip
         finally:
             await engine.close()

@@ -31,6 +31,7 @@ from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
 from loraplex.housekeeping import keep_house, keep_registry
+from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.logs import log_access, structlog_plugin
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
@@ -68,6 +69,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     async def run_services(app: Litestar) -> AsyncGenerator[None]:
         async with (
             open_backends() as backends,
+            RateLimiter(backends.rates) as limiter,
             UsageRecorder(backends.registry) as usage,
             ResidencyKeeper(
                 backends.engine, backends.registry, backends.base_model.fingerprint
@@ -86,6 +88,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 usage=usage,
                 residency=residency,
                 registrar=registrar,
+                limiter=limiter,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )

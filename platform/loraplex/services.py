@@ -16,6 +16,9 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
+from loraplex.limits.rate_limiter import RateLimiter
+from loraplex.limits.shared_rates import SharedRates
+from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.settings import Settings
 from loraplex.usage import UsageRecorder
 
@@ -31,6 +34,7 @@ class Backends:
     base_model: BaseModel
     shared_cache: SharedCache = field(default_factory=OneProcess)
     sources: AdapterSources = field(default_factory=lambda: AdapterSources(SourcePolicy()))
+    rates: SharedRates = field(default_factory=SharedRates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class Services:
     usage: UsageRecorder
     residency: ResidencyKeeper
     registrar: Registrar
+    grammars: GrammarChecks
+    limiter: RateLimiter
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int

@@ -54,6 +54,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_stop_chars: Positive = 256
     max_stop_token_ids: Positive = 128
     max_logit_bias: Positive = 1024
+    max_tools: Positive = 128
+    max_schema_bytes: Positive = 64 * 2**10
+    """Of a JSON schema for replies or for a tool's arguments."""
+    max_schema_depth: Positive = 32
     max_logprobs: Positive = 20
     """Alternatives for each token, as in OpenAI's API."""
     max_chars_per_token: Positive = 64
@@ -122,6 +126,13 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Uploads on their way in."""
 
 
+class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who else serves."""
+
+    api_processes: Positive = 1
+    """Of which this is one. Without Redis each counts its part of a tenant's rates."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine is, and the model that it runs."""
 
@@ -141,6 +152,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sources: SourceSettings = msgspec.field(default_factory=SourceSettings)
     connections: ConnectionLimits = msgspec.field(default_factory=ConnectionLimits)
     streams: StreamSettings = msgspec.field(default_factory=StreamSettings)
+    processes: ProcessSettings = msgspec.field(default_factory=ProcessSettings)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **given: Any) -> Self:

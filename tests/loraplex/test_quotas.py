@@ -3,6 +3,7 @@
 import pytest
 
 from adapter_store.registry.records import Quota
+from engine.errors import RequestRefused
 from tests.support.service import adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
@@ -78,3 +79,66 @@ async def test_an_upload_over_the_quota_is_refused_and_leaves_no_file(tmp_path):
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "rank_quota_exceeded")
         assert await service.blobs.list() == []
         assert await service.registry.list_adapters("acme") == []
+
+
+async def test_rates_are_on_every_reply_and_refuse_before_any_work(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        service.engine.script = lambda request: [7, 8, 9]
+        body = {"model": "base", "prompt": "abc", "max_tokens": 10}
+        assert "x-ratelimit-limit-requests" not in (
+            (await client.post("/v1/completions", json=body)).headers
+        )
+        await service.registry.set_quota(
+            "acme", Quota(requests_per_minute=3, tokens_per_minute=1000)
+        )
+        seen = []
+        for stream in (False, True, False):
+            reply = await client.post("/v1/completions", json=body | {"stream": stream})
+            assert reply.status_code == 200, reply.text
+            assert reply.headers["x-ratelimit-limit-requests"] == "3"
+            assert reply.headers["x-ratelimit-limit-tokens"] == "1000"
+            assert {"x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"} <= set(reply.headers)
+            seen.append(int(reply.headers["x-ratelimit-remaining-requests"]))
+        assert seen == [2, 1, 0]
+        asked = len(service.engine.requests)
+        refused = await client.post("/v1/completions", json=body)
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["code"], error["type"]) == ("request_rate_exceeded", "rate_limit_error")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert len(service.engine.requests) == asked
+
+
+async def test_tokens_count_as_replies_say_and_refused_or_aborted_calls_give_theirs_back(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        limiter = service.app.state.services.limiter
+        await service.registry.set_quota("acme", Quota(tokens_per_minute=1000))
+        body = {"model": "base", "prompt": "abc", "max_tokens": 40, "n": 2}
+
+        async def remaining() -> int:
+            await limiter.__aexit__(None, None, None)  # what is being given back is
+            admission = await limiter.admit(await service.registry.get_tenant("acme"), 1)
+            admission.cancel()
+            await limiter.__aexit__(None, None, None)
+            return int(admission.headers["x-ratelimit-remaining-tokens"]) + 1
+
+        assert await remaining() == 1000
+        service.engine.script = lambda request: [7, 8]
+        reply = await client.post("/v1/completions", json=body)
+        used = reply.json()["usage"]["total_tokens"]
+        num_prompt = reply.json()["usage"]["prompt_tokens"]
+        assert reply.headers["x-ratelimit-remaining-tokens"] == str(1000 - num_prompt - 2 * 40)
+        assert await remaining() == 1000 - used
+        service.engine.refusal = RequestRefused("queue_full", "full", limit=1)
+        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        assert await remaining() == 1000 - used
+        service.engine.refusal = None
+        service.engine.script = lambda request: None
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            assert stream.status_code == 200
+            (request_id,) = service.engine.open_requests
+            service.engine.say(request_id, [7])
+            assert await anext(stream.aiter_text())
+        rows = await service.usage(num_rows=2)
+        assert await remaining() == 1000 - sum(r.prompt_tokens + r.output_tokens for r in rows)

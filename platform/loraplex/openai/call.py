@@ -8,6 +8,7 @@ from adapter_store.registry.records import TenantInfo, UsageRecord
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.text.text_stream import TextStream
+from loraplex.limits.rate_limiter import Admission
 from loraplex.openai.deadline import Deadline
 from loraplex.openai.fields import GenerationFields
 from loraplex.openai.generation import Choice, Generation
@@ -22,16 +23,22 @@ class Call:
 
     def __init__(
         self, call_id: str, services: Services, tenant: TenantInfo, target: Target,
-        generation: Generation,
+        generation: Generation, admission: Admission,
     ) -> None:  # fmt: skip
         self.id = call_id
         self.created = int(time.time())
         self.target = target
         self.generation = generation
         self.tenant_name = tenant.name
+        self._admission = admission
         self._recorder = services.usage
         self._is_closed = False
         self._has_failed = False
+
+    @property
+    def rate_headers(self) -> dict[str, str]:
+        """What is left of its tenant's rates, `x-ratelimit-*`."""
+        return self._admission.headers
 
     @property
     def usage(self) -> Usage:
@@ -55,6 +62,7 @@ class Call:
             return
         self._is_closed = True
         self.generation.abort()
+        self._admission.settle(self.usage.total_tokens)
         timing = self.generation.timing
         adapter = self.target.adapter
         self._recorder.record(
@@ -94,7 +102,10 @@ async def open_call(
     id_prefix: str,
     deadline: Deadline,
 ) -> Call:
-    """Queue one engine request for each prompt; raises what `Generation.start` raises."""
+    """Queue one engine request for each prompt.
+
+    Raises what `RateLimiter.admit` and `Generation.start` raise.
+    """
     engine = services.backends.engine
     requests = [
         EngineRequest(
@@ -113,9 +124,17 @@ async def open_call(
     ]
     choices = _choices(services, fields, prompts, sampling)
     generation = Generation(engine, requests, choices)
-    await generation.start()
+    # A prompt is computed once for all its choices.
+    num_tokens = generation.num_prompt_tokens + sum(p.n * p.max_tokens for p in sampling)
+    admission = await services.limiter.admit(tenant, num_tokens)
+    try:
+        await generation.start()
+    except BaseException:
+        admission.cancel()
+        raise
     generation.end_at(deadline)
-    return Call(f"{id_prefix}-{uuid.uuid4().hex}", services, tenant, target, generation)
+    call_id = f"{id_prefix}-{uuid.uuid4().hex}"
+    return Call(call_id, services, tenant, target, generation, admission)
 
 
 def _choices(

@@ -33,7 +33,7 @@ class EventStream(ASGIResponse):
     ) -> None:
         super().__init__(
             media_type="text/event-stream",
-            headers={**_HEADERS, "x-loraplex-adapter": call.target.label},
+            headers={**_HEADERS, **call.rate_headers, "x-loraplex-adapter": call.target.label},
         )
         self._call = call
         self._reply = reply
@@ -146,7 +146,9 @@ async def send_whole(call: Call, reply: ReplyFormat, receive: Receive) -> ASGIRe
     if not call.generation.is_done:
         raise client_gone()
     return ASGIResponse(
-        body=reply.whole(pieces, usage), media_type="application/json", headers=timing.headers()
+        body=reply.whole(pieces, usage),
+        media_type="application/json",
+        headers={**timing.headers(), **call.rate_headers},
     )
 
 

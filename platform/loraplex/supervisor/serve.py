@@ -177,6 +177,7 @@ def _settings(
         database_url=os.environ.get("LORAPLEX_DATABASE_URL")
         or os.environ.get("DATABASE_URL", data.database_url),
         redis_url=os.environ.get("LORAPLEX_REDIS_URL") or os.environ.get("REDIS_URL"),
+        api_processes=options.workers,
         blobs_dir=str(data.blobs),
         cache_dir=str(data.cache),
         uploads_dir=str(data.uploads),
