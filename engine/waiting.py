@@ -44,6 +44,11 @@ class Waiting:
         """The counter of the least served tenant that waits and that no quota holds back."""
         return self._contenders.floor
 
+    @property
+    def stopped(self) -> AdapterQueue | None:
+        """The queue at whose head admission stopped in this step, or in the last one."""
+        return self._stopped
+
     def queue_of(self, message: EngineRequest) -> AdapterQueue:
         """The queue of a request's tenant and adapter, which takes its weight and limit."""
         tenant = self.tenants.get(message.tenant)

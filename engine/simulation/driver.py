@@ -10,6 +10,7 @@ step is seen after it, and nothing happens between steps but arrivals and loads 
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
@@ -19,9 +20,10 @@ from engine.errors import RequestRefused
 from engine.messages import EngineRequest, RequestOutput
 from engine.scheduled_batch import ScheduledBatch
 from engine.simulation.adapters import SimulatedAdapters
+from engine.simulation.quick_core import QuickCore
 from engine.simulation.record import Ending, RequestRecord, SimulationReport
 from engine.simulation.runner import SimulatedClock, SimulatedRunner, TokenScript
-from engine.simulation.step_time import LinearStepTime, StepTime
+from engine.simulation.step_time import LinearStepTime, LoadTime, StepTime
 
 CLIENT = "simulation"
 MAX_EMPTY_STEPS = 100
@@ -40,6 +42,9 @@ class Simulation:
     `load_seconds(digest)` is an adapter's way to host memory; None from it says that the load
     fails. `observe(simulation, batch)` is called before each batch is computed, `after_step` after
     each step of the core, with rows or without.
+
+    A `quick` simulation gives the same report at a fraction of the cost: see `QuickScheduler`. It
+    has no batches to observe and no tokens to script, and `step_time` is a `LoadTime`.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Simulation:
         follow_up: FollowUp | None = None,
         observe: "Callable[[Simulation, ScheduledBatch], None] | None" = None,
         after_step: "Callable[[Simulation], None] | None" = None,
+        quick: bool = False,
     ) -> None:
         self.clock = SimulatedClock()
         self.config = config
@@ -73,7 +79,25 @@ class Simulation:
             install_seconds=install_seconds,
             observe=None if observe is None else lambda batch: observe(self, batch),
         )
-        self.core = EngineCore(
+        self.records: dict[int, RequestRecord] = {}
+        """By request id, in the order in which they are sent."""
+        self._quick: QuickCore | None = None
+        if quick:
+            if script or observe or after_step:
+                raise ValueError("a quick simulation has no script, and nothing to observe")
+            if not isinstance(self.runner.step_time, LoadTime):
+                raise ValueError("a quick simulation needs a step time by load")
+            self._quick = QuickCore(
+                config,
+                self.runner,
+                self.adapters,
+                eos_token_ids=tuple(eos_token_ids),
+                vocab_size=vocab_size,
+                clock=self.clock,
+                step_time=self.runner.step_time,
+                record_of=self.records.__getitem__,
+            )
+        self.core = self._quick or EngineCore(
             config,
             self.runner,
             self.adapters,
@@ -81,8 +105,6 @@ class Simulation:
             vocab_size=vocab_size,
             clock=self.clock,
         )
-        self.records: dict[int, RequestRecord] = {}
-        """By request id, in the order in which they are sent."""
         self._follow_up = follow_up
         self._after_step = after_step
         self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
@@ -130,6 +152,8 @@ class Simulation:
                 if not self._sleep(until):
                     break
                 continue
+            if self._quick is not None and self._quick.skip(self._next_event_at(until)):
+                continue
             num_steps = self.runner.num_steps
             outputs = self.core.step()
             now = self.clock.now
@@ -162,6 +186,10 @@ class Simulation:
     def _has_adapter_events(self) -> bool:
         at = self.adapters.next_event_at
         return at is not None and at <= self.clock.now
+
+    def _next_event_at(self, until: float | None) -> float:
+        times = (self.adapters.next_event_at, until, self._events[0][0] if self._events else None)
+        return min((at for at in times if at is not None), default=math.inf)
 
     def _sleep(self, until: float | None) -> bool:
         """Until the next event; False if there is none, or not before `until`."""

@@ -47,7 +47,7 @@ class SimulatedRunner:
         observe: Callable[[ScheduledBatch], None] | None = None,
     ) -> None:
         self._clock = clock
-        self._step_time = step_time
+        self.step_time = step_time
         self._script = script
         self._install_seconds = install_seconds
         self._observe = observe
@@ -62,13 +62,17 @@ class SimulatedRunner:
         """See `Runner`."""
         if self._observe is not None:
             self._observe(batch)
-        self.num_steps += 1
-        self.num_rows += len(batch.rows)
-        self._clock.now += self._step_time(batch)
+        self.count(1, len(batch.rows))
+        self._clock.now += self.step_time(batch)
         sample = self._filler if self._script is None else self._scripted
         return StepResult(
             [None if row.sampling is None else sample(row.sampling) for row in batch.rows]
         )
+
+    def count(self, num_steps: int, num_rows: int) -> None:
+        """Steps that were taken, with so many rows in all."""
+        self.num_steps += num_steps
+        self.num_rows += num_rows
 
     def install_adapter(self, slot: int, weights: Any) -> None:
         """See `Runner`."""

@@ -1,9 +1,10 @@
 """How long a step takes on a simulated machine."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.scheduled_batch import ScheduledBatch
+from engine.simulation.step_load import StepLoad
 
 
 class StepTime(Protocol):
@@ -11,6 +12,15 @@ class StepTime(Protocol):
 
     def __call__(self, batch: ScheduledBatch) -> float:
         """Seconds that this batch, which has rows, takes."""
+        ...
+
+
+@runtime_checkable
+class LoadTime(StepTime, Protocol):
+    """A machine to which two steps of equal load are equal: the batch need not be built."""
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds that a batch of this load takes."""
         ...
 
 
@@ -26,6 +36,9 @@ class LinearStepTime:
 
     def __call__(self, batch: ScheduledBatch) -> float:
         """See `StepTime`."""
-        num_rows = len(batch.rows)
-        num_more_tokens = batch.num_tokens - num_rows
-        return self.base + self.per_row * num_rows + self.per_prefill_token * num_more_tokens
+        return self.seconds(StepLoad.of(batch))
+
+    def seconds(self, load: StepLoad) -> float:
+        """See `LoadTime`."""
+        num_more_tokens = load.num_tokens - load.num_rows
+        return self.base + self.per_row * load.num_rows + self.per_prefill_token * num_more_tokens

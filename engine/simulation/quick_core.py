@@ -1,0 +1,73 @@
+"""The step loop of `EngineCore` for `QuickScheduler`: loads instead of batches."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.config import SchedulerConfig
+from engine.core import ClientOutput, EngineCore
+from engine.simulation.adapters import SimulatedAdapters
+from engine.simulation.quick_scheduler import QuickScheduler
+from engine.simulation.record import RequestRecord
+from engine.simulation.runner import SimulatedClock, SimulatedRunner
+from engine.simulation.step_time import LoadTime
+
+
+class QuickCore(EngineCore):
+    """Moves the clock by itself; of the runner it uses the slots and the totals."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: SimulatedRunner,
+        adapters: SimulatedAdapters,
+        *,
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        clock: SimulatedClock,
+        step_time: LoadTime,
+        record_of: Callable[[int], RequestRecord],
+    ) -> None:
+        options: dict[str, Any] = {
+            "eos_token_ids": eos_token_ids, "vocab_size": vocab_size, "clock": clock,
+        }  # fmt: skip
+        super().__init__(config, runner, adapters, **options)
+        self._scheduler = self._quick = QuickScheduler(config, record_of=record_of, **options)
+        self._totals = runner
+        self._clock = clock
+        self._step_time = step_time
+
+    def step(self) -> list[ClientOutput]:
+        """As `EngineCore.step`."""
+        quick = self._quick
+        self._take_adapter_events()
+        self._change_slots(*quick.take_slot_changes())
+        plan = quick.plan()
+        changes = quick.take_slot_changes()
+        self._tell_source()
+        self._change_slots(*changes)
+        if plan.grants or plan.fillers:
+            load = quick.load()
+            self._clock.now += self._step_time.seconds(load)
+            self._totals.count(1, load.num_rows)
+            quick.commit_fillers(self._clock.now)
+        return quick.take_outputs()
+
+    def skip(self, until: float) -> bool:
+        """Take all steps at once that begin before `until` and change nothing but tokens.
+
+        False, and no change, if there are none, or but one.
+        """
+        quick, clock = self._quick, self._clock
+        num_steps = quick.steady_steps()
+        if num_steps < 2 or clock.now >= until:
+            return False
+        load, growing = quick.steady_load(), quick.growing()
+        longest = max(sequence.num_output_tokens for sequence in growing)
+        times: list[float] = []
+        while len(times) < num_steps and clock.now < until:
+            clock.now += self._step_time.seconds(load)
+            times.append(clock.now)
+            load.next_decode(len(growing), longest + len(times))
+        self._totals.count(len(times), load.num_rows * len(times))
+        quick.take_steps(times)
+        return True
