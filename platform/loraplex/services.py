@@ -18,7 +18,6 @@ from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.limits.shared_rates import SharedRates
-from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.settings import Settings
 from loraplex.usage import UsageRecorder
 
@@ -47,7 +46,6 @@ class Services:
     usage: UsageRecorder
     residency: ResidencyKeeper
     registrar: Registrar
-    grammars: GrammarChecks
     limiter: RateLimiter
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
