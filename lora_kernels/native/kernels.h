@@ -330,10 +330,9 @@ TARGET static void expand(const ExpandArgs& t) {
         for (int r = 0; r < t.num_rows; r++)
             for (int64_t j = 0; j < t.rank; j += LANES) {
                 // The other half of the last pair is padding, and s beyond belongs to the next slice.
-                float part[LANES] = {};
-                const int64_t count = t.rank - j < LANES ? t.rank - j : LANES;
-                __builtin_memcpy(part, t.s + r * t.s_stride + j, count * sizeof(float));
-                *(HMem*)&pairs[r][j / 2] = to_bf16(load(part));
+                const __mmask16 lanes = t.rank - j < LANES ? (1u << (t.rank - j)) - 1 : 0xffff;
+                const __m512 part = _mm512_maskz_loadu_ps(lanes, t.s + r * t.s_stride + j);
+                *(HMem*)&pairs[r][j / 2] = to_bf16((F)part);
             }
         return expand_typed<bf16, uint32_t>(t, &pairs[0][0]);
     }
