@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import EndCalls, EngineInfo, EngineRequest, EngineStats
+from engine.messages import CallUsage, EndCalls, EngineInfo, EngineRequest, EngineStats
 from engine.request_stream import RequestStream
 
 FetchAdapter = Callable[[str], Awaitable[None]]
@@ -12,6 +12,9 @@ FetchAdapter = Callable[[str], Awaitable[None]]
 
 OnJoin = Callable[[Sequence[str]], None]
 """Called with all digests on an engine's disk, the last used first."""
+
+OnOrphans = Callable[[Sequence[CallUsage]], None]
+"""Called with calls of a process that is gone, to be written and settled in its place."""
 
 
 class EngineClient(Protocol):
@@ -46,6 +49,14 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: int) -> None:
         """Forget a request; synchronous, so that it works while a task is being cancelled."""
+        ...
+
+    def settle(self, calls: Sequence[str]) -> None:
+        """The usage of these calls is written, or nobody's: the engine may forget it."""
+        ...
+
+    def on_orphans(self, told: OnOrphans) -> None:
+        """Have `told` called with what other clients have left; those not told before come now."""
         ...
 
     def end_calls(self, order: EndCalls) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
-from engine.client import FetchAdapter, OnJoin
+from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
 from engine.messages import EndCalls, EngineInfo, EngineRequest, EngineStats, FetchFailed, Have
@@ -102,6 +102,12 @@ class InlineEngineClient:
         if stream is not None:
             stream.end()
         self._post(lambda: self._parts.core.abort(CLIENT, request_id))
+
+    def settle(self, calls: Sequence[str]) -> None:
+        """Nothing to do: this engine keeps no usage, since it dies with its only client."""
+
+    def on_orphans(self, told: OnOrphans) -> None:
+        """Nothing to do: there are no other clients."""
 
     def end_calls(self, order: EndCalls) -> None:
         """End requests of a tenant; see `EndCalls`."""

@@ -27,6 +27,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Digest; None for the base model."""
     label: str = ""
     """`name@N`, or the base's name: for statistics, and to end a version's calls by."""
+    call: str = ""
+    """The call that it is part of: its usage is kept for that until `Settle`; "": it has none."""
     weight: float = 1.0
     """The tenant's share."""
     max_concurrent: int | None = None
@@ -217,6 +219,12 @@ class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
         )
 
 
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """The usage of these calls is written, or nobody's to pay. Not answered."""
+
+    calls: list[str]
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Answered by `Stats`."""
 
@@ -237,6 +245,7 @@ ClientMessage = (
     | Unload
     | SetResidency
     | EndCalls
+    | Settle
     | GetStats
     | Drain
 )
@@ -301,6 +310,29 @@ class Need(msgspec.Struct, frozen=True, tag="need"):
     digest: str
 
 
+class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call has used, all its requests together."""
+
+    call: str
+    tenant: str
+    label: str
+    """`name@N`, unless `is_base`."""
+    is_base: bool
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reasons: list[FinishReason]
+    timing: RequestTiming | None
+    """Of its last request to say so."""
+
+
+class Orphans(msgspec.Struct, frozen=True, tag="orphans"):
+    """Calls of a client that is gone without having settled them: now this client's to settle."""
+
+    generation: int
+    calls: list[CallUsage]
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Answers `GetStats`."""
 
@@ -309,4 +341,4 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
-EngineMessage = Welcome | Alive | Accepted | Refused | Outputs | Need | Stats
+EngineMessage = Welcome | Alive | Accepted | Refused | Outputs | Need | Orphans | Stats

@@ -32,16 +32,19 @@ from engine.messages import (
     Heartbeat,
     Hello,
     Need,
+    Orphans,
     Outputs,
     Refused,
     RequestOutput,
     SetResidency,
+    Settle,
     Stats,
     Unload,
     Welcome,
 )
 from engine.parts import EngineParts
 from engine.peer import Peer
+from engine.usage_ledger import UsageLedger
 from engine.wire import Codec, WireError
 
 BEAT_SECONDS = 0.5
@@ -77,6 +80,7 @@ class EngineServer:
         self._clock = clock
         self._codec = Codec()
         self._peers: dict[bytes, Peer] = {}
+        self._ledger = UsageLedger()
         self._lost: set[bytes] = set()
         """Clients to drop at the next occasion that no loop over peers is under way."""
         self._next_beat = clock()
@@ -159,6 +163,7 @@ class EngineServer:
                 self._generate(peer, message)
             case Abort():
                 peer.live.discard(message.request_id)
+                self._ledger.abort(client, message.request_id)
                 self._core.abort(client, message.request_id)
             case Have():
                 self._desk.close(message.digest)
@@ -174,6 +179,8 @@ class EngineServer:
                 self._residency.set(message.pinned, message.warm, message.recent)
             case EndCalls():
                 self._core.end_calls(message)
+            case Settle():
+                self._ledger.settle(client, message.calls)
             case GetStats():
                 self._send_stats(client, message.call_id)
             case Drain():
@@ -224,6 +231,7 @@ class EngineServer:
             self._refuse(peer.client, request.request_id, refusal)
             return
         peer.live.add(request.request_id)
+        self._ledger.begin(peer.client, request)
         self._send(peer.client, Accepted(self._generation, request.request_id))
 
     def _refuse(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
@@ -273,8 +281,13 @@ class EngineServer:
                 self._log.warning("client_lost", client=client.hex(), aborted=len(peer.live))
                 self._core.abort_client(client)
                 self._desk.client_gone(client)
+                self._ledger.client_gone(client)
         self._socket.forget(self._lost)
         self._lost.clear()
+        if self._ledger.has_orphans:
+            for client in self._peers:
+                self._send(client, Orphans(self._generation, self._ledger.hand_over(client)))
+                break
 
     def _send(self, client: bytes, message: EngineMessage) -> None:
         if not self._socket.send(client, self._codec.encode(message), self._clock()):
@@ -301,6 +314,7 @@ class EngineServer:
                 continue
             if output.finished:
                 peer.live.discard(output.request_id)
+            self._ledger.note(client, output)
             by_client[client].append(output)
         for client, of_client in by_client.items():
             self._send(client, Outputs(self._generation, of_client))

@@ -11,12 +11,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from engine.adapter_fetcher import AdapterFetcher
-from engine.client import FetchAdapter, OnJoin
+from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
     Accepted,
     Alive,
+    CallUsage,
     ClientMessage,
     Drain,
     EndCalls,
@@ -29,9 +30,11 @@ from engine.messages import (
     Heartbeat,
     Hello,
     Need,
+    Orphans,
     Outputs,
     Refused,
     SetResidency,
+    Settle,
     Stats,
     Unload,
     Welcome,
@@ -41,8 +44,7 @@ from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
 from engine.zmq_reader import ZmqReader
 
 QUEUE_LEN = 10_000
-RECONNECT_MS = 50
-MAX_RECONNECT_MS = 500
+RECONNECT_MS, MAX_RECONNECT_MS = 50, 500
 
 
 class ZmqEngineClient:
@@ -78,14 +80,15 @@ class ZmqEngineClient:
         self._calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._unsent: list[ClientMessage] = []
         """Messages that must not get lost, for which the queue had no room."""
-        self._welcome: Welcome | None = None
-        """The engine's, while it is there."""
+        self._welcome: Welcome | None = None  # the engine's, while it is there
         self._info: EngineInfo | None = None
         self._abandoned: tuple[int, list[int]] = 0, []
         """The session that was lost last, and its requests."""
         self._is_draining = False
         self._is_warming = False
         self._joined: list[OnJoin] = []
+        self._adopt: OnOrphans | None = None
+        self._orphans: list[CallUsage] = []
         self._is_connected = False
         self._is_open = False
         self._last_heard = 0.0
@@ -193,6 +196,15 @@ class ZmqEngineClient:
         if stream is not None:
             stream.end()
             self._send_surely(Abort(request_id))
+
+    def settle(self, calls: Sequence[str]) -> None:
+        """The usage of these calls is written, or nobody's."""
+        self._send_surely(Settle(list(calls)))
+
+    def on_orphans(self, told: OnOrphans) -> None:
+        """Have `told` called with what other clients have left; see `EngineClient`."""
+        self._adopt = told
+        self._take_orphans([])
 
     def end_calls(self, order: EndCalls) -> None:
         """End requests of a tenant, also those of other clients; see `EndCalls`."""
@@ -328,12 +340,20 @@ class ZmqEngineClient:
                         stream.push(output)
             case Need():
                 self._fetcher.start(message.digest)
+            case Orphans():
+                self._take_orphans(message.calls)
             case Stats():
                 answer = self._calls.get(message.call_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message.stats)
             case Welcome():
                 raise AssertionError("handled before")
+
+    def _take_orphans(self, calls: list[CallUsage]) -> None:
+        self._orphans += calls
+        if self._adopt is not None and self._orphans:
+            orphans, self._orphans = self._orphans, []
+            self._adopt(orphans)
 
     def _on_refused(self, message: Refused) -> None:
         stream = self._streams.pop(message.request_id, None)

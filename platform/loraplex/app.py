@@ -70,7 +70,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
         async with (
             open_backends() as backends,
             RateLimiter(backends.rates) as limiter,
-            UsageRecorder(backends.registry) as usage,
+            UsageRecorder(backends.registry, backends.engine.settle) as usage,
             ResidencyKeeper(
                 backends.engine, backends.registry, backends.base_model.fingerprint
             ) as residency,
@@ -81,6 +81,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 settings.sources,
             ) as registrar,
         ):
+            backends.engine.on_orphans(usage.adopt)
             app.state.services = Services(
                 settings=settings,
                 backends=backends,

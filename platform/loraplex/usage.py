@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,23 +13,50 @@ import structlog
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import UsageRecord
 from adapter_store.registry.registry import Registry
+from engine.messages import CallUsage, RequestTiming
 
 _log = structlog.get_logger("loraplex.usage")
 
 _MAX_BATCH = 256
+
+Settle = Callable[[list[str]], None]
+"""Told the request ids whose rows are written, or can never be."""
+
+
+def row_of(call: CallUsage) -> UsageRecord:
+    """Return the row of a call whose own API process did not write it."""
+    name, _, version = call.label.rpartition("@")
+    timing = call.timing or RequestTiming(queue={}, prefill=0.0, decode=0.0)
+    return UsageRecord(
+        request_id=call.call,
+        tenant=call.tenant,
+        adapter=None if call.is_base else name,
+        version=None if call.is_base else int(version),
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=call.output_tokens,
+        finish_reason=",".join(call.finish_reasons),
+        queue_seconds=timing.queue_seconds,
+        load_seconds=timing.queue.get("load", 0.0),
+        prefill_seconds=timing.prefill,
+        decode_seconds=timing.decode,
+    )
 
 
 class UsageRecorder:
     """An async context manager; leaving it writes what is still queued.
 
     A batch that the database refuses is tried again with growing pauses while newer ones wait.
-    Beyond `max_queued` records the newest are dropped, and counted in the log.
+    Beyond `max_queued` records the newest are dropped, and counted in the log. `settle` is told of
+    those that are done with.
     """
 
     def __init__(
-        self, registry: Registry, *, max_queued: int = 100_000, retry_seconds: float = 0.5
-    ) -> None:
+        self, registry: Registry, settle: Settle = lambda request_ids: None, *,
+        max_queued: int = 100_000, retry_seconds: float = 0.5,
+    ) -> None:  # fmt: skip
         self._registry = registry
+        self._settle = settle
         self._max_queued = max_queued
         self._retry_seconds = retry_seconds
         self._queue: deque[UsageRecord] = deque()
@@ -45,6 +73,12 @@ class UsageRecorder:
         self._queue.append(usage)
         self._arrived.set()
 
+    def adopt(self, calls: Sequence[CallUsage]) -> None:
+        """Queue the rows of calls that another API process has left."""
+        _log.info("usage_adopted", rows=len(calls))
+        for call in calls:
+            self.record(row_of(call))
+
     async def _flush(self) -> None:
         while self._queue:
             batch = list(itertools.islice(self._queue, _MAX_BATCH))
@@ -56,6 +90,7 @@ class UsageRecorder:
                 await self._write_singly(batch, error)
             for _ in batch:
                 self._queue.popleft()
+            self._settle([usage.request_id for usage in batch])
 
     async def _write_singly(self, batch: list[UsageRecord], reason: Exception) -> None:
         """Keep what is good of a batch: one bad row must not hold up the others for ever."""

@@ -481,15 +481,19 @@ def test_what_still_runs_at_the_deadline_or_second_signal_gets_a_last_output(
 
 
 def test_a_failing_step_ends_all_requests_with_an_error_and_the_server_with_one() -> None:
+    are_queued = threading.Event()
+
     def fail(batch: ScheduledBatch) -> None:
-        if runner.num_steps == 3:
+        pace(batch)
+        if are_queued.is_set():
             raise RuntimeError("the device fell off the bus")
 
-    runner = ScriptedRunner(endless, before_step=fail)
-    with server_thread(runner) as server:
+    with server_thread(ScriptedRunner(endless, before_step=fail)) as server:
         clients = [server.joined_client(), server.joined_client()]
         for client in clients:
-            client.send(Generate(request(1, [5], max_tokens=1000)))
+            client.send(Generate(request(1, [5], max_tokens=100_000)))
+            client.receive(Accepted)
+        are_queued.set()
         for client in clients:
             last = client.receive_last(1)
             assert last.error_code == "engine_error"

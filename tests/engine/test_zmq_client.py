@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import uvloop
 import zmq
 
-from engine.client import EngineClient
+from engine.client import EngineClient, OnOrphans
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -120,6 +121,64 @@ async def test_requests_stream_to_their_end() -> None:
             assert client.is_ready and client.info.model == "scripted"
             last = await run(client, 5, 6, 7)
             assert last.timing is not None and last.error_code is None
+
+
+async def test_when_a_client_closes_during_a_fetch_another_one_fetches() -> None:
+    with server_thread(ScriptedRunner(echo)) as server:
+        fetched: list[str] = []
+        is_asked = asyncio.Event()
+
+        async def never(digest: str) -> None:
+            is_asked.set()
+            await asyncio.Event().wait()
+
+        stuck = ZmqEngineClient(server.socket_path, never, beat_seconds=0.1)
+        await stuck.start()
+        await stuck.wait_ready(20)
+        waiting = asyncio.create_task(run(stuck, 5, adapter=A))
+        await asyncio.wait_for(is_asked.wait(), 10)
+        async with client_of(server.socket_path, server.cache_dir, fetched=fetched) as other:
+            answer = asyncio.create_task(run(other, 6, adapter=A))
+            async with asyncio.timeout(10):
+                while (await other.stats()).waiting < 2:
+                    pass
+            assert fetched == []  # one is asked at a time
+            await stuck.close()
+            with pytest.raises(EngineUnavailable):
+                await waiting
+            assert (await asyncio.wait_for(answer, 20)).error_code is None
+            assert fetched == [A]
+
+
+async def test_calls_of_a_client_that_died_come_to_another_until_they_are_settled() -> None:
+    def told(by: list[str]) -> OnOrphans:
+        return lambda calls: by.extend(call.call for call in calls)
+
+    async def begin(client: ZmqEngineClient, call: str) -> None:
+        asked = request(client.next_request_id(), [5], max_tokens=100_000)
+        stream = await client.generate(msgspec.structs.replace(asked, call=call))
+        await anext(aiter(stream))
+
+    first: list[str] = []
+    second: list[str] = []
+    third: list[str] = []
+    with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
+        async with client_of(server.socket_path) as dying:
+            for call in ("a", "b", "c"):
+                await begin(dying, call)
+            dying.settle(["c"])
+            await dying.stats()
+        async with client_of(server.socket_path) as heir:  # came when nobody was there
+            heir.on_orphans(told(first))
+            await until(lambda: len(first) == 2)
+            heir.settle(["a"])
+            await heir.stats()
+        async with client_of(server.socket_path) as last, client_of(server.socket_path) as other:
+            await asyncio.sleep(0.1)  # it is told who comes later, too
+            last.on_orphans(told(second))
+            other.on_orphans(told(third))
+            await until(lambda: second + third == ["b"])
+    assert first == ["a", "b"]
 
 
 async def test_two_hundred_streams_at_once_and_nothing_is_left() -> None:

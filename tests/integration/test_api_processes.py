@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,14 +19,18 @@ import pytest
 from safetensors.torch import load_file, save
 
 from adapter_store.blobs import LocalBlobStore
+from adapter_store.registry.records import UsageRecord
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
 from loraplex.database import upgrade
-from tests.support.api_processes import ApiProcesses, api_processes
+from tests.support.api_processes import ApiProcesses, Streamed, api_processes
 from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 pytestmark = pytest.mark.anyio
 
+Both = tuple[httpx.AsyncClient, httpx.AsyncClient]
 LONG = 4000
 """Tokens of a stream that outlasts whatever happens to it."""
 
@@ -44,6 +48,21 @@ class World:
         config = (self.adapter / "adapter_config.json").read_bytes()
         return {"config": ("c", config), "weights": ("w", weights)}
 
+    async def row_of(self, broken: Streamed) -> UsageRecord:
+        """The usage row of a stream whose process could not write it; fails if there are two."""
+        call: str = json.loads(broken.events[0])["id"]
+        registry = Registry(Database(self.database_url))
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    rows = await registry.list_usage("acme", 1000)
+                    if found := [row for row in rows if row.request_id == call]:
+                        [row] = found
+                        return row
+                    await asyncio.sleep(0.05)
+        finally:
+            await registry.close()
+
     async def upload(self, client: httpx.AsyncClient, name: str, number: int) -> httpx.Response:
         return await client.post(
             "/t/acme/v1/adapters", data={"name": name}, files=self.files(number)
@@ -53,7 +72,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(
     tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, redis_session: RedisServer
-) -> Iterator[World]:
+) -> Generator[World]:
     folder = tmp_path_factory.mktemp("apis")
     model_dir = make_tiny_model(folder / "model", "smollm", max_position_embeddings=8192)
     adapter = make_tiny_adapter(folder / "adapter", model_dir)
@@ -62,14 +81,14 @@ def world(
         redis_session.renew()
         with api_processes(model_dir, url, redis_session.url) as apis:
             headers = {"authorization": f"Bearer {apis.service.admin_key}"}
-            asked = {"url": f"{apis.service.url}/admin/tenants", "headers": headers}
-            for tenant in ("acme", "zen"):
-                httpx.post(**asked, json={"name": tenant}, timeout=60).raise_for_status()
+            with httpx.Client(base_url=apis.service.url, headers=headers, timeout=60) as http:
+                for tenant in ("acme", "zen"):
+                    http.post("/admin/tenants", json={"name": tenant}).raise_for_status()
             yield World(apis, adapter, url)
 
 
 @pytest.fixture
-async def both(world: World) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+async def both(world: World) -> AsyncGenerator[Both]:
     """A client of each process."""
     await world.apis.until(lambda: len(world.apis.pids()) == 2)
     first, second = world.apis.pids()
@@ -88,7 +107,7 @@ async def seen_within_a_second(look: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_what_one_process_changes_the_other_sees_within_a_second(world: World, both):
+async def test_what_one_process_changes_the_other_sees_within_a_second(world: World, both: Both):
     a, b = both
     made = (await a.post("/admin/tenants/acme/keys", json={})).raise_for_status().json()
     headers = {"authorization": f"Bearer {made['key']}"}
@@ -126,7 +145,7 @@ async def test_what_one_process_changes_the_other_sees_within_a_second(world: Wo
 
 
 async def test_calls_end_in_both_processes_with_their_version_and_with_their_tenant(
-    world: World, both
+    world: World, both: Both
 ):
     a, b = both
     apis = world.apis
@@ -163,14 +182,17 @@ async def test_a_killed_process_takes_only_its_own_streams_with_it(world: World)
         apis.client(dead) as lost, apis.client(alive) as kept, apis.client(alive) as watch,
     ):  # fmt: skip
         broken = await apis.stream(lost, "base", LONG)
-        whole = await apis.stream(kept, "base", 500)
+        whole = await apis.stream(kept, "base", 200)
         await apis.until_running(watch, 2)
         os.kill(dead, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             await broken.task
         assert (await whole.task)[-1] == "[DONE]"
         await apis.until_running(watch, 0)
-        bystander = await apis.stream(kept, "base", 1500)
+        row = await world.row_of(broken)
+        assert (row.finish_reason, row.prompt_tokens, row.adapter) == ("abort", 3, None)
+        assert row.output_tokens >= len(broken.events) > 0
+        bystander = await apis.stream(kept, "base", 400)
         await apis.until_replaced(dead)
         assert (await bystander.task)[-1] == "[DONE]"
 
@@ -182,19 +204,21 @@ async def test_a_frozen_process_hurts_nobody_else_and_is_replaced(world: World):
         apis.client(frozen) as lost, apis.client(alive) as kept, apis.client(alive) as watch,
     ):  # fmt: skip
         held = await apis.stream(lost, "base", LONG)
-        whole = await apis.stream(kept, "base", 1500)
+        whole = await apis.stream(kept, "base", 400)
         os.kill(frozen, signal.SIGSTOP)
         await apis.until_running(watch, 1)
         assert frozen in apis.pids(), "its calls ended before it was given up"
         assert (await whole.task)[-1] == "[DONE]"
         with pytest.raises(httpx.TransportError):
             await held.task
+        row = await world.row_of(held)
+        assert (row.finish_reason, row.output_tokens >= len(held.events)) == ("abort", True)
     await apis.until_replaced(frozen)
     assert '"child_silent"' in apis.log()
 
 
 async def test_fifty_uploads_of_one_name_and_deletes_leave_a_row_and_files_for_each_version(
-    world: World, both, tmp_path: Path
+    world: World, both: Both, tmp_path: Path
 ):
     random = Random(7)
     apis = world.apis

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Streamed:
     """A streamed completion that has begun."""
 
     task: asyncio.Task[list[str]]
+    events: list[str]
+    """What has come so far."""
 
     async def code(self) -> str:
         """The code of the error that it ended with."""
@@ -39,7 +41,7 @@ class ApiProcesses:
         return sorted(c.pid for c in children if "loraplex.api_process" in _command_of(c))
 
     @contextlib.asynccontextmanager
-    async def client(self, pid: int) -> AsyncIterator[httpx.AsyncClient]:
+    async def client(self, pid: int) -> AsyncGenerator[httpx.AsyncClient]:
         """An admin's client whose one connection is held by this API process."""
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(500):
@@ -79,8 +81,9 @@ class ApiProcesses:
         }  # fmt: skip
         url = f"{self.service.url}/t/{tenant}/v1/completions"
 
+        events: list[str] = []
+
         async def read() -> list[str]:
-            events: list[str] = []
             async with client.stream("POST", url, json=asked) as reply:
                 assert reply.status_code == 200, (await reply.aread(), self.log())
                 async for line in reply.aiter_lines():
@@ -94,7 +97,7 @@ class ApiProcesses:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=60)
         waiting.cancel()
         assert begun.is_set(), (task, self.log())
-        return Streamed(task)
+        return Streamed(task, events)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from engine.errors import EngineError, EngineUnavailable
 from engine.messages import (
+    CallUsage,
     ChoiceDelta,
     EndCalls,
     EngineInfo,
@@ -56,6 +57,9 @@ class FakeEngine:
         self.aborted: list[int] = []
         self.ended: list[int] = []
         """By `end_calls`."""
+        self.settled: list[str] = []
+        self.leave: Callable[[Sequence[CallUsage]], None] = lambda calls: None
+        """Plays the death of another API process, which leaves these calls."""
         self.unloaded: list[str] = []
         self.is_warming = False
         self.recent: list[str] = []
@@ -158,6 +162,12 @@ class FakeEngine:
         if stream is not None:
             self.aborted.append(request_id)
             stream.end()
+
+    def settle(self, calls: Sequence[str]) -> None:
+        self.settled += calls
+
+    def on_orphans(self, told: Callable[[Sequence[CallUsage]], None]) -> None:
+        self.leave = told
 
     def end_calls(self, order: EndCalls) -> None:
         for request_id in list(self._streams):

@@ -107,6 +107,7 @@ async def open_call(
     Raises what `RateLimiter.admit` and `Generation.start` raise.
     """
     engine = services.backends.engine
+    call_id = f"{id_prefix}-{uuid.uuid4().hex}"
     requests = [
         EngineRequest(
             request_id=engine.next_request_id(),
@@ -115,6 +116,7 @@ async def open_call(
             sampling=params,
             adapter=target.digest,
             label=target.label,
+            call=call_id,
             weight=tenant.weight,
             max_concurrent=tenant.quota.max_concurrent,
             max_queued=tenant.quota.max_queued,
@@ -130,10 +132,10 @@ async def open_call(
     try:
         await generation.start()
     except BaseException:
+        engine.settle([call_id])
         admission.cancel()
         raise
     generation.end_at(deadline)
-    call_id = f"{id_prefix}-{uuid.uuid4().hex}"
     return Call(call_id, services, tenant, target, generation, admission)
 
 

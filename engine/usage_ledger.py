@@ -1,0 +1,146 @@
+"""Usage that no row holds yet: kept for each client until it says that its rows are written.
+
+What a client leaves unsettled when it dies is handed over to another, which writes the rows in its
+place. A row is known by its call, so one that was written but not settled is not written twice.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from engine.messages import CallUsage, EngineRequest, FinishReason, RequestOutput, RequestTiming
+
+
+@dataclass(slots=True)
+class _Tally:
+    request: EngineRequest
+    """The first one of the call; all are of one tenant and adapter."""
+    num_open: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasons: set[FinishReason] = field(default_factory=set[FinishReason])
+    timing: RequestTiming | None = None
+
+    def usage(self, call: str) -> CallUsage:
+        return CallUsage(
+            call=call,
+            tenant=self.request.tenant,
+            label=self.request.label,
+            is_base=self.request.adapter is None,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            finish_reasons=sorted(self.reasons or {"abort"}),
+            timing=self.timing,
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    call: str
+    tally: _Tally
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Account:
+    calls: dict[str, _Tally] = field(default_factory=dict[str, _Tally])
+    """The oldest first."""
+    requests: dict[int, _Open] = field(default_factory=dict[int, _Open])
+
+
+class UsageLedger:
+    """Accounts of clients. Beyond `max_calls` in one, or without any, the oldest are forgotten."""
+
+    def __init__(self, max_calls: int = 100_000) -> None:
+        self._max_calls = max_calls
+        self._accounts: dict[Hashable, _Account] = {}
+        self._orphans: dict[str, _Tally] = {}
+        self.num_forgotten = 0
+
+    @property
+    def has_orphans(self) -> bool:
+        """Whether a client that is gone has left calls, which no other client has taken yet."""
+        return bool(self._orphans)
+
+    def begin(self, client: Hashable, request: EngineRequest) -> None:
+        """A request was queued; one without a `call` is nobody's to bill."""
+        if not request.call:
+            return
+        account = self._accounts.setdefault(client, _Account())
+        tally = account.calls.get(request.call)
+        if tally is None:
+            tally = account.calls[request.call] = _Tally(request)
+            self._bound(account.calls)
+        tally.num_open += 1
+        tally.prompt_tokens += len(request.prompt_token_ids)
+        account.requests[request.request_id] = _Open(request.call, tally)
+
+    def note(self, client: Hashable, output: RequestOutput) -> None:
+        """A request got tokens, or ended."""
+        account = self._accounts.get(client)
+        opened = None if account is None else account.requests.get(output.request_id)
+        if opened is None:
+            return
+        tally = opened.tally
+        for delta in output.deltas:
+            tally.output_tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                tally.reasons.add(delta.finish_reason)
+        if output.num_cached_tokens > opened.cached_tokens:
+            tally.cached_tokens += output.num_cached_tokens - opened.cached_tokens
+            opened.cached_tokens = output.num_cached_tokens
+        if output.timing is not None:
+            tally.timing = output.timing
+        if output.finished:
+            self._close(account, output.request_id)
+
+    def abort(self, client: Hashable, request_id: int) -> None:
+        """A request is over by its client's wish; harmless if it is unknown."""
+        account = self._accounts.get(client)
+        opened = self._close(account, request_id)
+        if opened is not None:
+            opened.tally.reasons.add("abort")
+
+    def settle(self, client: Hashable, calls: Iterable[str]) -> None:
+        """The client has written the rows of these calls, or wants none."""
+        account = self._accounts.get(client)
+        if account is not None:
+            for call in calls:
+                account.calls.pop(call, None)
+
+    def client_gone(self, client: Hashable) -> None:
+        """What it has not settled is for another client."""
+        account = self._accounts.pop(client, None)
+        if account is None:
+            return
+        for opened in account.requests.values():
+            opened.tally.reasons.add("abort")
+        self._orphans.update(account.calls)
+        self._bound(self._orphans)
+
+    def hand_over(self, client: Hashable, limit: int = 1000) -> list[CallUsage]:
+        """Give a client up to `limit` calls that another has left; they are in its account now."""
+        account = self._accounts.setdefault(client, _Account())
+        taken: list[CallUsage] = []
+        for call in list(self._orphans)[:limit]:
+            tally = account.calls[call] = self._orphans.pop(call)
+            taken.append(tally.usage(call))
+        self._bound(account.calls)
+        return taken
+
+    def num_unsettled(self, client: Hashable) -> int:
+        """Calls in a client's account."""
+        account = self._accounts.get(client)
+        return 0 if account is None else len(account.calls)
+
+    def _close(self, account: _Account | None, request_id: int) -> _Open | None:
+        opened = None if account is None else account.requests.pop(request_id, None)
+        if opened is not None:
+            opened.tally.num_open -= 1
+        return opened
+
+    def _bound(self, calls: dict[str, _Tally]) -> None:
+        while len(calls) > self._max_calls:
+            del calls[next(iter(calls))]
+            self.num_forgotten += 1
