@@ -104,5 +104,9 @@ def upload(content: str, rank: int = 8) -> InspectedAdapter:
         base_match=BaseMatch("base", FINGERPRINT, None, None),
     )
     return InspectedAdapter(
-        digest=digest, config={"peft_type": "LORA", "r": rank}, bindings=(), report=report
+        digest=digest,
+        config={"peft_type": "LORA", "r": rank},
+        bindings=(),
+        biases={},
+        report=report,
     )
