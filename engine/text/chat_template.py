@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.utils
@@ -28,14 +29,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile `source`; raises ChatTemplateError (`invalid_chat_template`)."""
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ChatTemplateError(
                 "invalid_chat_template", f"the model's chat template is broken: {error}"
             ) from error
+        self.takes_tools = "tools" in names
 
     def render(
         self,
@@ -77,7 +81,7 @@ class ChatTemplate:
 
     def _tag_final_message(self, chat: list[dict[str, Any]]) -> str:
         content = chat[-1].get("content")
-        if content is None or "content" not in self._source:
+        if content is None or "content" not in self.source:
             raise ChatTemplateError(
                 "invalid_messages", "the final message has no content to continue"
             )

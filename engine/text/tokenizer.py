@@ -56,6 +56,22 @@ class Tokenizer:
         """Whether `apply_chat_template` can work."""
         return bool(self._chat_templates)
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows the model what tools it may call."""
+        template = self._tool_template
+        return template is not None and template.takes_tools
+
+    def template_has(self, text: str) -> bool:
+        """Whether the template that is used with tools has this text in it."""
+        template = self._tool_template
+        return template is not None and text in template.source
+
+    @property
+    def _tool_template(self) -> ChatTemplate | None:
+        templates = self._chat_templates
+        return templates.get("tool_use") or templates.get("default")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to ids. Special tokens that `text` spells out are recognised."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids

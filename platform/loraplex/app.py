@@ -35,6 +35,7 @@ from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.logs import log_access, structlog_plugin
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
+from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.models_controller import ModelsController
 from loraplex.request_id import add_request_id
 from loraplex.services import Backends, Services
@@ -89,6 +90,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 usage=usage,
                 residency=residency,
                 registrar=registrar,
+                grammars=GrammarChecks(),
                 limiter=limiter,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),

@@ -18,6 +18,7 @@ from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.limits.shared_rates import SharedRates
+from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.settings import Settings
 from loraplex.usage import UsageRecorder
 
@@ -46,6 +47,7 @@ class Services:
     usage: UsageRecorder
     residency: ResidencyKeeper
     registrar: Registrar
+    grammars: GrammarChecks
     limiter: RateLimiter
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""

@@ -1,7 +1,6 @@
 """Structured output in the engine: rows with a grammar among rows without, on real tokenizers."""
 
 import json
-import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,10 @@ from engine.grammar.grammars import GrammarError, Grammars
 from engine.messages import EngineRequest
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams
-from engine.scheduled_batch import SampledRow, SamplingRow, ScheduledBatch, StepResult
+from engine.scheduled_batch import SamplingRow
 from engine.text.tokenizer import Tokenizer
 from tests.support.memory_engine import FakeClock
+from tests.support.random_runner import RandomRunner
 from tests.support.tiny_tokenizers import write_byte_level_folder, write_metaspace_folder
 
 VOCAB = 410  # beyond the tokenizers' 400: ids without a token are never drawn
@@ -191,31 +191,6 @@ def test_a_model_without_a_fitting_tokenizer_has_no_grammars(tmp_path):
     assert Grammars.from_pretrained(folder, vocab_size=300, eos_token_ids=[2]) is None
 
 
-class RandomModel:
-    """Random logits by position and history, and the real sampler."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        rows: list[SampledRow | None] = []
-        for row in batch.rows:
-            if row.sampling is None:
-                rows.append(None)
-                continue
-            history = tuple(row.sampling.token_ids)
-            generator = torch.Generator().manual_seed(random.Random(repr(history)).getrandbits(60))
-            logits = torch.randn(1, VOCAB, generator=generator)
-            rows += self._sampler.sample(logits, [row.sampling])
-        return StepResult(rows)
-
-    def install_adapter(self, slot: int, weights: object) -> None:
-        raise AssertionError
-
-    def clear_slot(self, slot: int) -> None:
-        raise AssertionError
-
-
 class NoAdapters:
     def prefetch(self, digest: str) -> None: ...
     def poll(self) -> Sequence[object]:
@@ -232,7 +207,7 @@ def run_engine(
     """(tokens, finish reason) by (request, choice), and how many preemptions there were."""
     config = SchedulerConfig(num_kv_blocks=num_kv_blocks, max_num_seqs=8, max_model_len=160)
     core = EngineCore(
-        config, RandomModel(Sampler(VOCAB, [eos], grammars=grammars)), NoAdapters(),
+        config, RandomRunner(Sampler(VOCAB, [eos], grammars=grammars), VOCAB), NoAdapters(),
         eos_token_ids=[eos], vocab_size=VOCAB, clock=FakeClock(),
         prepare_grammar=grammars.prepare,
     )  # fmt: skip
@@ -287,7 +262,7 @@ def test_a_grammar_follows_its_rows_through_forks_and_preemptions(family):
 def test_without_grammars_the_engine_refuses_before_anything_is_queued(family):
     _, _, eos = family
     core = EngineCore(
-        SchedulerConfig(num_kv_blocks=8), RandomModel(Sampler(VOCAB, [eos])), NoAdapters(),
+        SchedulerConfig(num_kv_blocks=8), RandomRunner(Sampler(VOCAB, [eos]), VOCAB), NoAdapters(),
         eos_token_ids=[eos], vocab_size=VOCAB, clock=FakeClock(),
     )  # fmt: skip
     request = EngineRequest(

@@ -14,6 +14,14 @@ CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hello"}]}
 COMPLETION = {"model": "base", "prompt": "Hello"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = "response_format.json_schema.schema"
+
+
+def schema(value: object) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}
+    }
 
 
 def of_both(*cases: tuple[dict[str, Any], str]) -> list[tuple[str, dict[str, Any], str]]:
@@ -74,8 +82,22 @@ BAD = [
         ({"cache_salt": 1}, "cache_salt"),
         ({"model": None}, "model"),
         ({"model": 7}, "model"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name",
+        ),
+        (schema(None), f"{SCHEMA}"),
+        (schema([]), f"{SCHEMA}"),
+        (schema({"type": "strin"}), f"{SCHEMA}"),
+        (schema({"enum": ["x" * 2**16]}), f"{SCHEMA}"),
+        (schema({"$ref": "http://127.0.0.1:1/x.json"}), f"{SCHEMA}"),
+        (schema({"properties": {"not": {"not": {}}}}), f"{SCHEMA}.properties.not.not"),
+        (schema({"anyOf": [{}, {"uniqueItems": True}]}), f"{SCHEMA}.anyOf[1].uniqueItems"),
+        (schema({"x-guidance": {"lenient": True}, "if": {}}), f"{SCHEMA}.if"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"guided_json": {}}, "guided_json"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
         ({"use_beam_search": True}, "use_beam_search"),
@@ -91,7 +113,7 @@ BAD = [
             ({"messages": [{"content": "x"}]}, "messages[0].role"),
             ({"messages": [{"role": "user"}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-            ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+            ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
             ({"messages": [{"role": "root", "content": "x"}]}, "messages[0].role"),
             ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
             ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
@@ -101,8 +123,13 @@ BAD = [
             ),
             (
                 {"messages": [{"role": "assistant", "content": "x", "tool_calls": [TOOL]}]},
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            (
+                {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
                 "messages[0].tool_calls",
             ),
+            ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages"),
             (
                 {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
                 "messages[0].function_call",
@@ -113,14 +140,23 @@ BAD = [
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
             ({"top_logprobs": 2}, "top_logprobs"),
             ({"tools": [TOOL]}, "tools"),
+            ({"tools": [TOOL, TOOL], "tool_choice": "none"}, "tools[1].function.name"),
+            ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+            (
+                {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+                "tools[0].function.name",
+            ),
+            ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
             ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
             ({"tool_choice": "required"}, "tool_choice"),
-            ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+            (
+                {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+                "tool_choice.function.name",
+            ),
             ({"functions": [{"name": "f"}]}, "functions"),
             ({"function_call": {"name": "f"}}, "function_call"),
             ({"audio": {"voice": "x", "format": "mp3"}}, "audio"),
             ({"modalities": ["text", "audio"]}, "modalities"),
-            ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
             ({"reasoning_effort": "high"}, "reasoning_effort"),
             ({"verbosity": "low"}, "verbosity"),
             ({"web_search_options": {}}, "web_search_options"),

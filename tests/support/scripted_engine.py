@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapter_disk import ADAPTER_FILES
+from engine.adapter_source import Runner
 from engine.config import SchedulerConfig
 from engine.errors import AdapterUnavailable
 from engine.inline_client import InlineEngineClient
@@ -116,12 +117,13 @@ def put_fake_adapter(cache_dir: Path, digest: str, content: bytes = b"weights") 
 
 
 def scripted_parts(
-    runner: ScriptedRunner,
+    runner: Runner,
     cache_dir: Path,
     *,
     config: SchedulerConfig | None = None,
     load: Callable[[str, Path], FakeWeights] = load_fake_adapter,
     model: str = "scripted",
+    prepare_grammar: Callable[[str], None] | None = None,
 ) -> EngineParts:
     config = config or SchedulerConfig(num_kv_blocks=512, max_num_seqs=16)
     info = EngineInfo(
@@ -140,7 +142,9 @@ def scripted_parts(
         device="cpu",
     )
     limits = AdapterLimits(cache_dir=cache_dir)
-    return EngineParts.assemble(runner, load, config=config, limits=limits, info=info)
+    return EngineParts.assemble(
+        runner, load, config=config, limits=limits, info=info, prepare_grammar=prepare_grammar
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from loraplex.settings import (
 from tests.support.fake_engine import FakeEngine
 from tests.support.registry import create_schema
 from tests.support.registry import database_url as sqlite_url
-from tests.support.tiny_tokenizers import write_byte_level_folder
+from tests.support.tiny_tokenizers import CHATML, write_byte_level_folder
 
 ADMIN_KEY = "admin-key-of-at-least-32-characters"
 HIDDEN = 16
@@ -151,6 +151,7 @@ async def running_service(
     shared_cache: SharedCache | None = None,
     blobs: BlobStore | None = None,
     database_url: str | None = None,
+    chat_template: str = CHATML,
 ) -> AsyncIterator[TestService]:
     """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
     for folder in ("blobs", "cache", "uploads"):
@@ -184,7 +185,7 @@ async def running_service(
             keys[f"{tenant}:{scope}"] = (await registry.create_key(tenant, [scope])).plain
     engine = engine or FakeEngine()
     blobs = blobs or LocalBlobStore(root / "blobs")
-    tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer"))
+    tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer", chat_template))
     backends = Backends(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
         shared_cache=shared, sources=sources or AdapterSources(SourcePolicy()),

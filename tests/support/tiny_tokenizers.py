@@ -27,6 +27,19 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+HERMES = (
+    "{% if tools %}{{ '<|im_start|>system\\nCall as <tool_call>{json}</tool_call>:\\n' }}"
+    "{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{{ '<tool_call>' }}"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+    "{{ '</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""As the templates of Hermes and Qwen teach calls, in short."""
+
 CORPUS = (
     "the quick brown fox jumps over the lazy dog",
     "Hello world, hello there! How are you today?",

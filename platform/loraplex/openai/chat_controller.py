@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.chat_format import ChatFormat
+from loraplex.openai.constraints import chat_grammar, offered_tools
 from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
 from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import chat_prompt
@@ -51,7 +52,9 @@ class ChatController(Controller):
             info = services.backends.engine.info
             check_against_engine(chat, info, 1, limits.max_choices)
             tokenizer = services.backends.tokenizer
-            prompt = await chat_prompt(tokenizer, chat, info, limits)
+            tools = offered_tools(chat, tokenizer)
+            grammar = await chat_grammar(chat, tools, services.grammars, limits)
+            prompt = await chat_prompt(tokenizer, chat, info, limits, tools)
             is_newer = chat.max_completion_tokens is not None
             sampling = sampling_params(
                 chat,
@@ -60,6 +63,7 @@ class ChatController(Controller):
                 logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
                 num_prompt_tokens=len(prompt),
                 max_model_len=info.max_model_len,
+                grammar=grammar,
             )
             call = await open_call(
                 services, tenant, target, chat, [prompt], [sampling], "chatcmpl", deadline
@@ -71,5 +75,6 @@ class ChatController(Controller):
             logprobs=bool(chat.logprobs),
             name=token_name(tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
             null_usage=includes_usage(chat),
+            tool_names=[tool.function.name for tool in tools],
         )
         return await send_reply(request, services, call, chat, reply)

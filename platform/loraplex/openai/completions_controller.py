@@ -11,6 +11,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
 from loraplex.openai.call import open_call
 from loraplex.openai.completion_format import CompletionFormat
+from loraplex.openai.constraints import reply_grammar
 from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
 from loraplex.openai.logprobs import token_name
 from loraplex.openai.prompts import completion_prompts
@@ -52,6 +53,7 @@ class CompletionsController(Controller):
             tokenizer = services.backends.tokenizer
             prompts = await completion_prompts(tokenizer, completion, info, limits)
             check_against_engine(completion, info, len(prompts), limits.max_choices)
+            grammar = await reply_grammar(completion, services.grammars, limits)
             sampling = [
                 sampling_params(
                     completion,
@@ -59,6 +61,7 @@ class CompletionsController(Controller):
                     logprobs=completion.logprobs,
                     num_prompt_tokens=len(prompt),
                     max_model_len=info.max_model_len,
+                    grammar=grammar,
                 )
                 for prompt in prompts
             ]

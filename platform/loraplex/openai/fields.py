@@ -1,8 +1,8 @@
 """What a client may ask for: the fields that both endpoints share, and those we refuse by name.
 
 Fields that nobody here knows are ignored, as OpenAI's own clients expect of a server; so are
-`store`, `metadata`, `service_tier`, `parallel_tool_calls`, `safety_identifier` and their like,
-which do not change the answer. A field that would change it,
+`store`, `metadata`, `service_tier`, `prediction`, `safety_identifier` and their like, which do not
+change the answer. A field that would change it,
 and that is not supported, is refused unless its value says what we do anyway.
 """
 
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from loraplex.errors import UnsupportedField
+from loraplex.openai.response_format import ResponseFormat
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -38,6 +39,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stop: str | list[Annotated[str, Meta(min_length=1)]] | None = None
 
+    response_format: ResponseFormat | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """0 and -1 mean off."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -84,11 +86,7 @@ UNSUPPORTED_CHAT: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -97,15 +95,13 @@ UNSUPPORTED_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **_VLLM,
     "echo": (False,),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
 
 _HINTS = {
-    "tools": 'leave it out, or set `tool_choice` to "none"',
-    "functions": 'leave it out, or set `function_call` to "none"',
+    "functions": 'use `tools`, or set `function_call` to "none"',
 }
-_SWITCHES = {"tools": "tool_choice", "functions": "function_call"}
+_SWITCHES = {"functions": "function_call"}
 
 
 def refuse_unsupported(

@@ -1,10 +1,11 @@
 """Prompts as token ids. Long ones are tokenised off the event loop, and those beyond all bounds
 not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import anyio.to_thread
+import msgspec
 
 from engine.messages import EngineInfo
 from engine.text.errors import ChatTemplateError
@@ -12,6 +13,7 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.openai.requests import ChatRequest, CompletionRequest, Message
 from loraplex.openai.sampling import check_token_ids, context_length_exceeded
+from loraplex.openai.tools import Tool, ToolCall
 from loraplex.settings import RequestLimits
 
 T = TypeVar("T")
@@ -21,12 +23,20 @@ _INLINE_CHARS = 2_000
 
 
 async def chat_prompt(
-    tokenizer: Tokenizer, chat: ChatRequest, info: EngineInfo, limits: RequestLimits
+    tokenizer: Tokenizer,
+    chat: ChatRequest,
+    info: EngineInfo,
+    limits: RequestLimits,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     """Render the model's chat template; raises `InvalidRequest` if it refuses the messages."""
-    num_chars = sum(len(message.text) for message in chat.messages)
+    shown_tools = [template_tool(tool) for tool in tools] or None
+    num_chars = sum(map(_num_chars, chat.messages)) + len(msgspec.json.encode(shown_tools))
     _check_chars(num_chars, info, limits)
-    messages = [_as_template_message(message) for message in chat.messages]
+    messages = [
+        _as_template_message(message, f"messages[{index}]")
+        for index, message in enumerate(chat.messages)
+    ]
     continues = bool(chat.continue_final_message)
     add_generation_prompt = chat.add_generation_prompt
     if add_generation_prompt is None:
@@ -37,6 +47,7 @@ async def chat_prompt(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continues,
+            tools=shown_tools,
             template_kwargs=chat.chat_template_kwargs,
         )
 
@@ -70,12 +81,48 @@ async def completion_prompts(
     return prompts
 
 
-def _as_template_message(message: Message) -> dict[str, Any]:
+def _num_chars(message: Message) -> int:
+    calls = message.tool_calls or ()
+    return len(message.text) + sum(
+        len(call.function.name) + len(call.function.arguments) for call in calls
+    )
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    """Return a tool as templates show it."""
+    function: dict[str, Any] = msgspec.to_builtins(tool.function)
+    function.pop("strict", None)
+    return {"type": "function", "function": function}
+
+
+def _as_template_message(message: Message, path: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     shown: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         shown["name"] = message.name
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            _as_template_call(call, f"{path}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ]
     return shown
+
+
+def _as_template_call(call: ToolCall, path: str) -> dict[str, Any]:
+    # Templates print arguments as JSON, so they are given what the text stands for.
+    field = f"{path}.function.arguments"
+    text = call.function.arguments
+    try:
+        arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(field, f"`{field}` must be a JSON object, as text") from None
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 def _split(

@@ -5,8 +5,9 @@ from typing import Literal
 import msgspec
 
 from engine.messages import RequestTiming
+from loraplex.openai.tools import ToolCall
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -92,9 +93,11 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class ReplyMessage(msgspec.Struct, frozen=True):
     """What the model said."""
 
-    content: str
+    content: str | None
+    """None where it says nothing but calls."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from loraplex.openai.fields import (
     GenerationFields,
     refuse_unsupported,
 )
+from loraplex.openai.tools import Tool, ToolCall, ToolChoice, check_tools
 from loraplex.settings import RequestLimits
 
 
@@ -27,10 +28,12 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a conversation. `developer` is OpenAI's newer name of `system`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    """Of the call that a tool's message answers."""
     function_call: msgspec.Raw | None = None
 
     @property
@@ -54,6 +57,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    """None is `auto` where there are tools."""
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
@@ -80,6 +87,7 @@ async def read_chat_request(request: Request[Any, Any, Any], limits: RequestLimi
         )
     for index, message in enumerate(chat.messages):
         _check_message(message, f"messages[{index}]")
+    check_tools(chat.tools or (), chat.tool_choice, limits)
     if chat.top_logprobs is not None:
         if chat.top_logprobs > 0 and not chat.logprobs:
             raise InvalidRequest("top_logprobs", "`top_logprobs` needs `logprobs: true`")
@@ -135,8 +143,14 @@ def _check_logprobs(name: str, value: int, limits: RequestLimits) -> None:
 
 
 def _check_message(message: Message, path: str) -> None:
-    if message.tool_calls:
-        raise UnsupportedField(f"{path}.tool_calls")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(
+            f"{path}.tool_calls", f"`{path}.tool_calls`: only the assistant calls tools"
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequest(
+            f"{path}.tool_call_id", f"`{path}.tool_call_id` is missing", code="missing_field"
+        )
     if message.function_call is not None and bytes(message.function_call) != b"null":
         raise UnsupportedField(f"{path}.function_call")
     if message.content is None and message.role != "assistant":

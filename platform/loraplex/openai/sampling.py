@@ -45,16 +45,26 @@ def sampling_params(
     logprobs: int | None,
     num_prompt_tokens: int,
     max_model_len: int,
+    grammar: str | None = None,
 ) -> SamplingParams:
     """Return the engine's parameters; raises `RequestRefused` for a prompt beyond the context.
 
-    `max_tokens` is cut to what the context leaves; None takes all of that.
+    `max_tokens` is cut to what the context leaves; None takes all of that. `grammar` is what the
+    reply is held to.
     """
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise context_length_exceeded(num_prompt_tokens, max_model_len)
     if fields.min_tokens and max_tokens is not None and fields.min_tokens > max_tokens:
         raise InvalidRequest("min_tokens", f"`min_tokens` must not be above `{max_tokens_field}`")
+    if grammar is not None:
+        for name, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
+            if is_set:
+                raise InvalidRequest(
+                    name,
+                    f"`{name}`: a reply that is held to a format ends where the format ends",
+                    code="conflicting_fields",
+                )
     limit = room if max_tokens is None else min(max_tokens, room)
     seed = secrets.randbits(63) if fields.seed is None else fields.seed & (2**63 - 1)
     return SamplingParams(
@@ -73,6 +83,7 @@ def sampling_params(
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         logprobs=logprobs,
+        grammar=grammar,
     )
 
 
