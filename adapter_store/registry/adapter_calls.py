@@ -7,6 +7,7 @@ from adapter_store.peft_format import InspectedAdapter
 from adapter_store.registry import adapters, aliases, replies, residency, versions
 from adapter_store.registry.canary import takes_canary
 from adapter_store.registry.records import (
+    AS_THE_BASE,
     AdapterInfo,
     AliasChange,
     Canary,
@@ -15,6 +16,7 @@ from adapter_store.registry.records import (
     ResidencyLimits,
     ResidentAdapters,
     ResolvedAdapter,
+    ServingDefaults,
     VersionInfo,
 )
 from adapter_store.registry.replies import RepeatableCall
@@ -38,14 +40,16 @@ class AdapterCalls(Transactions):
         base_fingerprint: str,
         *,
         publish: bool = True,
+        serving: ServingDefaults = AS_THE_BASE,
         idempotency_key: str | None = None,
         actor: str = "system",
     ) -> RegisteredVersion:
         """Make an upload, whose files are stored already, the next version of a name.
 
-        If the newest version has the same digest and base, it is returned instead (`created` is
-        False). With `publish` the alias `default` then points to the version returned, whether it
-        is new or not: who uploads for publication gets what was uploaded, also after a roll-back.
+        If the newest version has the same digest, base and `serving`, it is returned instead
+        (`created` is False). With `publish` the alias `default` then points to the version
+        returned, whether it is new or not: who uploads for publication gets what was uploaded,
+        also after a roll-back.
         Without, no alias moves; a first version then answers to `name@1` only. A call with the
         `idempotency_key` of an earlier one changes nothing and returns what that one did.
         Raises `InvalidName`, `NameReserved`, `TenantNotFound`, `IdempotencyKeyReused` or
@@ -53,13 +57,15 @@ class AdapterCalls(Transactions):
         """
         self.check_name(name)
         change = self._change(actor)
+        # Named only where there are any: replies stored before there were keep their hash.
+        extra = [] if serving == AS_THE_BASE else [serving]
         repeatable = _repeatable(
-            idempotency_key, "register", name, inspected.digest, base_fingerprint, publish
+            idempotency_key, "register", name, inspected.digest, base_fingerprint, publish, *extra
         )
         return await self._change_adapters(
             tenant,
             lambda s: versions.register(
-                s, change, tenant, name, inspected, base_fingerprint, publish, repeatable
+                s, change, tenant, name, inspected, base_fingerprint, publish, repeatable, serving
             ),
         )
 

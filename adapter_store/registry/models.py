@@ -149,6 +149,7 @@ class AdapterVersion(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     config: Mapped[dict[str, Any]]
     report: Mapped[dict[str, Any]]
+    serving: Mapped[dict[str, Any] | None]
     base_fingerprint: Mapped[str] = mapped_column(String(128))
     created_at: Mapped[datetime]
 

@@ -1,7 +1,7 @@
 """What the registry takes and gives: plain frozen records, never ORM rows. Times are UTC, aware."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -104,6 +104,23 @@ class RegisteredVersion:
     """Whether this is the stored outcome of an earlier call with the same `Idempotency-Key`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingDefaults:
+    """How a version is served where a request says nothing else."""
+
+    chat_template: str | None = None
+    """Jinja, in place of the base model's."""
+    takes_tools: bool = False
+    """Whether that template shows the model what tools it may call."""
+    stop_tokens: tuple[str, ...] = ()
+    """Tokens that end every reply, as the vocabulary spells them."""
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By the name of the request's field."""
+
+
+AS_THE_BASE = ServingDefaults()
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedAdapter:
     """An adapter version, found by a model reference. The digest is its identity from here on."""
@@ -113,6 +130,7 @@ class ResolvedAdapter:
     version: int
     digest: str
     base_fingerprint: str
+    serving: ServingDefaults = AS_THE_BASE
 
     @property
     def label(self) -> str:
@@ -189,6 +207,7 @@ class VersionInfo:
     base_fingerprint: str
     config: Mapping[str, Any]
     report: Mapping[str, Any]
+    serving: ServingDefaults
     aliases: tuple[str, ...]
     created_at: datetime
 
@@ -225,6 +244,27 @@ class UsageRecord:
     """Its tokens' share of the engine's steps."""
     created_at: datetime | None = None
     """When it was recorded; filled in by the registry."""
+
+
+UsageGroup = Literal["tenant", "adapter", "hour", "day"]
+"""What usage is summed by; `adapter` means its versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotals:
+    """A sum over requests. What it is not grouped by is None."""
+
+    period: str | None
+    """When its hour or day began, as in `2026-01-31T13:00:00Z`."""
+    tenant: str | None
+    adapter: str | None
+    """`base` for the base model."""
+    version: int | None
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    engine_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

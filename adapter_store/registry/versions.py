@@ -18,7 +18,14 @@ from adapter_store.peft_format import InspectedAdapter
 from adapter_store.registry import adapters, aliases, quotas, replies, tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
-from adapter_store.registry.records import RegisteredVersion, ResolvedAdapter, Route, VersionInfo
+from adapter_store.registry.records import (
+    AS_THE_BASE,
+    RegisteredVersion,
+    ResolvedAdapter,
+    Route,
+    ServingDefaults,
+    VersionInfo,
+)
 from adapter_store.registry.replies import RepeatableCall
 
 READY = "ready"
@@ -35,12 +42,13 @@ async def register(
     base_fingerprint: str,
     publish: bool,
     repeatable: RepeatableCall | None,
+    serving: ServingDefaults,
 ) -> RegisteredVersion:
     """Give an upload its number, unless the newest version is the same already.
 
-    The same: equal digest, for the same base model. With `publish` the alias `default` points to
-    the version returned, new or not; without, no alias moves. Raises `TenantNotFound`,
-    `IdempotencyKeyReused` or `QuotaExceeded`.
+    The same: equal digest and serving defaults, for the same base model. With `publish` the alias
+    `default` points to the version returned, new or not; without, no alias moves. Raises
+    `TenantNotFound`, `IdempotencyKeyReused` or `QuotaExceeded`.
     """
     owner = await tenants.find(session, tenant, lock="keep")
     if repeatable is not None:
@@ -53,11 +61,12 @@ async def register(
         version is None
         or version.digest != inspected.digest
         or version.base_fingerprint != base_fingerprint
+        or _serving(version.serving) != serving
     )
     if version is None or created:
         await quotas.check_new_version(session, owner, inspected)
         adapter.last_version += 1
-        version = _row(adapter, inspected, base_fingerprint, change)
+        version = _row(adapter, inspected, base_fingerprint, serving, change)
         session.add(version)
         await session.flush()
         change.record(
@@ -91,7 +100,12 @@ async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
         return await _resolve_alias(session, tenant, ref, ref.alias or DEFAULT_ALIAS)
     found = (
         await session.execute(
-            select(AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint)
+            select(
+                AdapterVersion.number,
+                AdapterVersion.digest,
+                AdapterVersion.base_fingerprint,
+                AdapterVersion.serving,
+            )
             .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
             .join(Tenant, Tenant.id == Adapter.tenant_id)
             .where(Tenant.name == tenant, Adapter.name == ref.name)
@@ -100,7 +114,7 @@ async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
     ).one_or_none()
     if found is None:
         raise model_not_found(str(ref))
-    return Route(str(ref), ResolvedAdapter(tenant, ref.name, *found))
+    return Route(str(ref), _resolved(tenant, ref.name, *found))
 
 
 async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alias: str) -> Route:
@@ -108,7 +122,8 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
     query = (
         select(
             AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint,
-            canary.number, canary.digest, canary.base_fingerprint, Alias.canary_share,
+            AdapterVersion.serving, canary.number, canary.digest, canary.base_fingerprint,
+            canary.serving, Alias.canary_share,
         )
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
         .join(Tenant, Tenant.id == Adapter.tenant_id)
@@ -120,13 +135,24 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
     if found is None:
         raise model_not_found(str(ref))
     # An outer join: without a canary its columns are null.
-    *stable, number, digest, base, share = cast("tuple[Any, ...]", found)
+    columns = cast("tuple[Any, ...]", found)
+    stable, behind, share = columns[:4], columns[4:8], columns[8]
     return Route(
         f"{tenant}/{ref.name}:{alias}",
-        ResolvedAdapter(tenant, ref.name, *stable),
-        ResolvedAdapter(tenant, ref.name, number, digest, base) if number is not None else None,
+        _resolved(tenant, ref.name, *stable),
+        _resolved(tenant, ref.name, *behind) if behind[0] is not None else None,
         share or 0.0,
     )
+
+
+def _resolved(
+    tenant: str, name: str, number: int, digest: str, base: str, serving: dict[str, Any] | None
+) -> ResolvedAdapter:
+    return ResolvedAdapter(tenant, name, number, digest, base, _serving(serving))
+
+
+def _serving(stored: dict[str, Any] | None) -> ServingDefaults:
+    return AS_THE_BASE if stored is None else msgspec.convert(stored, ServingDefaults)
 
 
 async def list_of(session: AsyncSession, tenant: str, name: str) -> list[VersionInfo]:
@@ -234,7 +260,11 @@ async def _newest(session: AsyncSession, adapter_id: int) -> AdapterVersion | No
 
 
 def _row(
-    adapter: Adapter, inspected: InspectedAdapter, base_fingerprint: str, change: Change
+    adapter: Adapter,
+    inspected: InspectedAdapter,
+    base_fingerprint: str,
+    serving: ServingDefaults,
+    change: Change,
 ) -> AdapterVersion:
     report: dict[str, Any] = msgspec.to_builtins(inspected.report)
     return AdapterVersion(
@@ -246,6 +276,7 @@ def _row(
         bytes=inspected.report.bytes,
         config=inspected.config,
         report=report,
+        serving=None if serving == AS_THE_BASE else msgspec.to_builtins(serving),
         base_fingerprint=base_fingerprint,
         created_at=change.now,
     )
@@ -262,6 +293,7 @@ def _info(name: str, row: AdapterVersion, pointing: tuple[str, ...]) -> VersionI
         base_fingerprint=row.base_fingerprint,
         config=row.config,
         report=row.report,
+        serving=_serving(row.serving),
         aliases=pointing,
         created_at=row.created_at,
     )

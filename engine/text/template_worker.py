@@ -1,0 +1,70 @@
+"""Renders chat templates of tenants, one after another, in a process of its own that is expendable.
+
+`python -m engine.text.template_worker` reads jobs from stdin and writes answers to stdout, each as
+four bytes of length (little endian) and JSON; the first answer comes unasked and says that it is
+ready. It has `MEMORY_BYTES` of address space and `CPU_SECONDS` for a job, and dies beyond them:
+`engine.text.template_renderer` starts another. What templates can do is bounded by the sandbox of
+`ChatTemplate`; this bounds how much of it.
+"""
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from engine.text.chat_template import ChatTemplate
+from engine.text.errors import ChatTemplateError
+
+MEMORY_BYTES = 512 << 20
+CPU_SECONDS = 1.0
+MAX_TEXT_CHARS = 8 << 20
+LENGTH_BYTES = 4
+
+
+def main() -> None:
+    """Answer jobs until stdin ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Without a handler of Python's: one would wait for the end of whatever runs in C.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the service
+    _write({"ready": True})
+    while head := sys.stdin.buffer.read(LENGTH_BYTES):
+        job = json.loads(sys.stdin.buffer.read(int.from_bytes(head, "little")))
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        reply = answer(job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(reply)
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile the job's `source` and, with `messages`, render it: `text`, or `code` and `message`.
+
+    Without messages the answer says whether the template `takes_tools`.
+    """
+    try:
+        template = ChatTemplate(job["source"], job["special_tokens"])
+        if "messages" not in job:
+            return {"takes_tools": template.takes_tools}
+        text = template.render(job["messages"], **job["options"])
+    except ChatTemplateError as error:
+        return {"code": error.code, "message": error.message}
+    except (MemoryError, RecursionError, ValueError, OverflowError) as error:
+        message = f"the chat template cannot be compiled: {type(error).__name__}"
+        return {"code": "invalid_chat_template", "message": message}
+    if len(text) > MAX_TEXT_CHARS:
+        message = f"the chat template makes a prompt of {len(text)} characters"
+        return {"code": "invalid_messages", "message": message}
+    return {"text": text}
+
+
+def _write(reply: Mapping[str, Any]) -> None:
+    data = json.dumps(reply).encode()
+    sys.stdout.buffer.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
