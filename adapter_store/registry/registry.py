@@ -5,12 +5,15 @@ The rules are in the modules beside this one, a noun each; here, in `tenant_call
 method may raise `RegistryUnavailable`.
 """
 
+from collections.abc import Collection
+from datetime import datetime
+
 from sqlalchemy import select
 
-from adapter_store.registry import audit, usage
+from adapter_store.registry import audit, usage, usage_totals
 from adapter_store.registry.adapter_calls import AdapterCalls
 from adapter_store.registry.models import Tenant
-from adapter_store.registry.records import AuditEntry, UsageRecord
+from adapter_store.registry.records import AuditEntry, UsageGroup, UsageRecord, UsageTotals
 from adapter_store.registry.session import Database
 from adapter_store.registry.tenant_calls import TenantCalls
 
@@ -41,6 +44,23 @@ class Registry(TenantCalls, AdapterCalls):
     async def list_usage(self, tenant: str, limit: int = 100) -> list[UsageRecord]:
         """A tenant's newest usage rows; raises `TenantNotFound`."""
         return await self._database.read(lambda s: usage.newest(s, tenant, limit))
+
+    async def sum_usage(
+        self,
+        since: datetime,
+        until: datetime,
+        group_by: Collection[UsageGroup],
+        *,
+        tenant: str | None = None,
+        limit: int = 100_000,
+    ) -> list[UsageTotals]:
+        """Sums over what was recorded from `since` until before `until`, at most `limit` of them.
+
+        Of a tenant, or of all, deleted ones included.
+        """
+        return await self._database.read(
+            lambda s: usage_totals.sum_up(s, since, until, group_by, tenant=tenant, limit=limit)
+        )
 
     async def list_audit(
         self, limit: int = 100, *, before: int | None = None, tenant: str | None = None

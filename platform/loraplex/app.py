@@ -45,6 +45,7 @@ from loraplex.tenants.audit_controller import AuditController
 from loraplex.tenants.controller import TenantController
 from loraplex.tenants.key_controller import KeyController
 from loraplex.usage import UsageRecorder
+from loraplex.usage_controller import AllUsageController, UsageController
 
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
 """Opens the engine client, the registry and the rest on the app's own event loop."""
@@ -60,6 +61,7 @@ _V1: Sequence[ControllerRouterHandler] = (
     AliasController,
     VersionController,
     RegistrationController,
+    UsageController,
 )
 
 
@@ -118,6 +120,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             TenantController,
             KeyController,
             AuditController,
+            AllUsageController,
             Router("/", route_handlers=_V1),
             Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],

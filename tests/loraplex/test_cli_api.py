@@ -26,10 +26,18 @@ TENANTS = [
     {"name": name, "weight": 1.0, "created_at": "2026-11-29T21:18:29Z", "suspended_at": None}
     for name in ("acme", "zen")
 ]
+USAGE = {
+    "period": "2026-01-31T00:00:00Z", "tenant": None, "adapter": None, "version": None,
+    "requests": 2, "prompt_tokens": 30, "cached_tokens": 16, "completion_tokens": 12,
+    "engine_seconds": 0.5,
+}  # fmt: skip
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",
     "/admin/tenants/acme": json.dumps({**TENANTS[0], "quota": {"max_rank": 8, "max_queued": None}}),
+    "/v1/usage?group_by=day": json.dumps({"data": [USAGE]}),
+    "/t/acme/v1/usage": json.dumps({"data": []}),
+    "/admin/usage?since=2026-01-01T00%3A00%3A00Z&format=csv": "period,tenant\n,acme\n",
     "/admin/tenants": json.dumps({"data": TENANTS[:1], "next": "acme"}),
     "/admin/tenants?after=acme&limit=1000": json.dumps({"data": TENANTS[1:]}),
     f"/admin/tenants/acme/keys/{KEY_ID}/rotate": json.dumps({"key": "lpx_new"}),
@@ -111,6 +119,18 @@ def test_a_quota_is_shown_and_set(url: str):
     for arguments in (("--max-rank", "0"), ("--weight", "nan"), ("--tokens-per-minute", "many")):
         refused = run(url, "tenants", "quota", "set", "acme", *arguments)
         assert arguments[0] in refused.output, arguments
+
+
+def test_usage_is_a_table_of_what_it_is_grouped_by(url: str):
+    lines = run(url, "usage", "--group-by", "day").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["period", "requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+         "engine_seconds"],
+        ["2026-01-31T00:00:00Z", "2", "30", "16", "12", "0.500"],
+    ]  # fmt: skip
+    assert run(url, "usage", "--tenant", "acme").exit_code == 0
+    table = run(url, "usage", "--all", "--csv", "--since", "2026-01-01T00:00:00Z")
+    assert table.stdout == "period,tenant\n,acme\n"
 
 
 def test_what_ends_a_tenant_asks_for_what_it_says(url: str):

@@ -58,6 +58,17 @@ class ApiClient:
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
         """Send one request and return the decoded reply; None for an empty one."""
+        response = self._send(method, path, **kwargs)
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise ApiError(f"what answers at {self._url} is not Loraplex; see --url") from None
+
+    def text(self, method: str, path: str, **kwargs: Any) -> str:
+        """Send one request and return the reply as it came."""
+        return self._send(method, path, **kwargs).text
+
+    def _send(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **kwargs)
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -65,10 +76,7 @@ class ApiClient:
             raise ApiError(f"no answer from {self._url}: {reason}") from None
         if not response.is_success:
             raise _error_of(response)
-        try:
-            return response.json() if response.content else None
-        except ValueError:
-            raise ApiError(f"what answers at {self._url} is not Loraplex; see --url") from None
+        return response
 
     def list_all(self, path: str) -> dict[str, list[dict[str, Any]]]:
         """Return a list that comes in pages, whole."""

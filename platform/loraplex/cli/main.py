@@ -18,6 +18,7 @@ class _LazyGroup(click.Group):
         "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
         "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
         "tenants": ("loraplex.cli.tenants:tenants", "Create and list tenants."),
+        "usage": ("loraplex.cli.usage:usage", "Show what tenants used."),
         "verify": ("loraplex.cli.verify:verify", "Prove that an adapter is served exactly."),
     }
 
