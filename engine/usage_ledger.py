@@ -12,9 +12,10 @@ from engine.messages import CallUsage, EngineRequest, FinishReason, RequestOutpu
 
 @dataclass(slots=True)
 class _Tally:
-    request: EngineRequest
-    """The first one of the call; all are of one tenant and adapter."""
-    num_open: int = 0
+    # Not the request itself: its prompt would be kept, too.
+    tenant: str
+    label: str
+    is_base: bool
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -24,9 +25,9 @@ class _Tally:
     def usage(self, call: str) -> CallUsage:
         return CallUsage(
             call=call,
-            tenant=self.request.tenant,
-            label=self.request.label,
-            is_base=self.request.adapter is None,
+            tenant=self.tenant,
+            label=self.label,
+            is_base=self.is_base,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
@@ -37,7 +38,6 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Open:
-    call: str
     tally: _Tally
     cached_tokens: int = 0
 
@@ -70,17 +70,18 @@ class UsageLedger:
         account = self._accounts.setdefault(client, _Account())
         tally = account.calls.get(request.call)
         if tally is None:
-            tally = account.calls[request.call] = _Tally(request)
+            tally = account.calls[request.call] = _Tally(
+                request.tenant, request.label, request.adapter is None
+            )
             self._bound(account.calls)
-        tally.num_open += 1
         tally.prompt_tokens += len(request.prompt_token_ids)
-        account.requests[request.request_id] = _Open(request.call, tally)
+        account.requests[request.request_id] = _Open(tally)
 
     def note(self, client: Hashable, output: RequestOutput) -> None:
         """A request got tokens, or ended."""
         account = self._accounts.get(client)
         opened = None if account is None else account.requests.get(output.request_id)
-        if opened is None:
+        if account is None or opened is None:
             return
         tally = opened.tally
         for delta in output.deltas:
@@ -93,12 +94,12 @@ class UsageLedger:
         if output.timing is not None:
             tally.timing = output.timing
         if output.finished:
-            self._close(account, output.request_id)
+            del account.requests[output.request_id]
 
     def abort(self, client: Hashable, request_id: int) -> None:
         """A request is over by its client's wish; harmless if it is unknown."""
         account = self._accounts.get(client)
-        opened = self._close(account, request_id)
+        opened = None if account is None else account.requests.pop(request_id, None)
         if opened is not None:
             opened.tally.reasons.add("abort")
 
@@ -133,12 +134,6 @@ class UsageLedger:
         """Calls in a client's account."""
         account = self._accounts.get(client)
         return 0 if account is None else len(account.calls)
-
-    def _close(self, account: _Account | None, request_id: int) -> _Open | None:
-        opened = None if account is None else account.requests.pop(request_id, None)
-        if opened is not None:
-            opened.tally.num_open -= 1
-        return opened
 
     def _bound(self, calls: dict[str, _Tally]) -> None:
         while len(calls) > self._max_calls:
