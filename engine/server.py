@@ -268,6 +268,8 @@ class EngineServer:
             self._next_beat = now + BEAT_SECONDS
             for client in self._peers:
                 self._send(client, self._alive)
+            if forgotten := self._ledger.take_forgotten():
+                self._log.error("usage_forgotten", calls=forgotten)
         self._lost.update(self._socket.flush(now))
         if is_inbox_empty:
             # Only now is silence a client's own, and not that of a step that took long.

@@ -6,6 +6,7 @@ place. A row is known by its call, so one that was written but not settled is no
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.messages import CallUsage, EngineRequest, FinishReason, RequestOutput, RequestTiming
 
@@ -56,7 +57,7 @@ class UsageLedger:
         self._max_calls = max_calls
         self._accounts: dict[Hashable, _Account] = {}
         self._orphans: dict[str, _Tally] = {}
-        self.num_forgotten = 0
+        self._num_forgotten = 0
 
     @property
     def has_orphans(self) -> bool:
@@ -124,11 +125,16 @@ class UsageLedger:
         """Give a client up to `limit` calls that another has left; they are in its account now."""
         account = self._accounts.setdefault(client, _Account())
         taken: list[CallUsage] = []
-        for call in list(self._orphans)[:limit]:
+        for call in list(islice(self._orphans, limit)):
             tally = account.calls[call] = self._orphans.pop(call)
             taken.append(tally.usage(call))
         self._bound(account.calls)
         return taken
+
+    def take_forgotten(self) -> int:
+        """How many calls were forgotten since the last look."""
+        number, self._num_forgotten = self._num_forgotten, 0
+        return number
 
     def num_unsettled(self, client: Hashable) -> int:
         """Calls in a client's account."""
@@ -138,4 +144,4 @@ class UsageLedger:
     def _bound(self, calls: dict[str, _Tally]) -> None:
         while len(calls) > self._max_calls:
             del calls[next(iter(calls))]
-            self.num_forgotten += 1
+            self._num_forgotten += 1
