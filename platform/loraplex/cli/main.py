@@ -17,6 +17,7 @@ class _LazyGroup(click.Group):
         "demo": ("loraplex.cli.demo:demo", "Serve three adapters of two tenants on a real model."),
         "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
         "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
+        "simulate": ("loraplex.cli.simulate:simulate", "Size a deployment in simulated time."),
         "tenants": ("loraplex.cli.tenants:tenants", "Create and list tenants."),
         "usage": ("loraplex.cli.usage:usage", "Show what tenants used."),
         "verify": ("loraplex.cli.verify:verify", "Prove that an adapter is served exactly."),

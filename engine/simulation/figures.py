@@ -1,0 +1,82 @@
+"""What a simulated run amounts to, in the figures that operators plan with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.simulation.record import RequestRecord, SimulationReport
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must meet to count as good; seconds."""
+
+    first_token: float = 0.5
+    per_output_token: float = 0.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of the requests after the warm-up. A percentile of nothing is 0."""
+
+    num_requests: int
+    num_refused: int
+    output_tokens_per_second: float
+    """From the first of them to arrive until the last to finish."""
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    """Time per output token of a request, after its first."""
+    tpot_p99_ms: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+    """Between two tokens, over all requests."""
+    queue_p50_ms: float
+    queue_p99_ms: float
+    goodput: float
+    """Requests that meet the SLO, as a share of all."""
+    slot_efficiency: float
+    """Tokens of outputs as a share of the rows that could have drawn one; over the whole run."""
+    num_preemptions: int
+    num_loads: int
+
+
+def figures(report: SimulationReport, slo: Slo, warm_up: float = 0.1) -> Figures:
+    """`warm_up`: this share of the requests, the first to arrive, is discarded."""
+    records = report.requests[int(len(report.requests) * warm_up) :]
+    served = [record for record in records if record.token_times]
+    ttft = np.array([record.token_times[0] - record.arrival for record in served])
+    tpot = np.array([_per_token(record) for record in served])
+    gaps = [np.diff(record.token_times) for record in served]
+    queue = [sum(record.queue.values()) for record in served]
+    num_tokens = sum(record.num_output_tokens for record in served)
+    ends = [record.finished for record in served if record.finished is not None]
+    seconds = max(ends, default=0.0) - min((record.arrival for record in records), default=0.0)
+    num_good = int(np.sum((ttft <= slo.first_token) & (tpot <= slo.per_output_token)))
+    return Figures(
+        num_requests=len(records),
+        num_refused=sum(record.finish_reason == "refused" for record in records),
+        output_tokens_per_second=num_tokens / seconds if seconds > 0 else 0.0,
+        ttft_p50_ms=_percentile(ttft, 50),
+        ttft_p99_ms=_percentile(ttft, 99),
+        tpot_p50_ms=_percentile(tpot, 50),
+        tpot_p99_ms=_percentile(tpot, 99),
+        gap_p50_ms=_percentile(np.concatenate(gaps) if gaps else np.empty(0), 50),
+        gap_p99_ms=_percentile(np.concatenate(gaps) if gaps else np.empty(0), 99),
+        queue_p50_ms=_percentile(np.array(queue), 50),
+        queue_p99_ms=_percentile(np.array(queue), 99),
+        goodput=num_good / len(records) if records else 0.0,
+        slot_efficiency=report.num_output_tokens / report.num_rows if report.num_rows else 0.0,
+        num_preemptions=report.num_preemptions,
+        num_loads=report.num_loads,
+    )
+
+
+def _per_token(record: RequestRecord) -> float:
+    times = record.token_times
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+
+def _percentile(seconds: "np.ndarray[tuple[int], np.dtype[np.float64]]", percent: float) -> float:
+    """In milliseconds."""
+    return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else 0.0

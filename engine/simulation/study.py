@@ -1,0 +1,181 @@
+"""Policies against arrival rates, over random seeds: each combination is one simulation."""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+from engine.config import Policy, SchedulerConfig
+from engine.errors import ConfigError
+from engine.simulation.arrivals import bursty, gamma
+from engine.simulation.driver import Simulation
+from engine.simulation.figures import Figures, Slo, figures
+from engine.simulation.lengths import Lengths
+from engine.simulation.model_shape import ModelShape
+from engine.simulation.popularity import Popularity
+from engine.simulation.roofline import Gpu, RooflineStepTime
+from engine.simulation.workload import Arrival, Traffic
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A way to batch."""
+
+    name: str
+    policy: Policy
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    """None: whole batches of the longest prompts are prefilled in one step."""
+
+
+STATIC_16 = NamedPolicy("static_16", "static", 16, None)
+STATIC_64 = NamedPolicy("static_64", "static", 64, None)
+PREFILL_FIRST = NamedPolicy("prefill_first", "prefill_first", 256, 8192)
+CHUNKED_512 = NamedPolicy("chunked_512", "chunked", 256, 512)
+POLICIES = (STATIC_16, STATIC_64, PREFILL_FIRST, CHUNKED_512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What all runs have in common. Seconds, tokens."""
+
+    model: ModelShape
+    gpu: Gpu
+    prompts: Lengths
+    outputs: Lengths
+    num_requests: int = 1500
+    max_model_len: int = 10_240
+    num_kv_blocks: int | None = None
+    """Of 16 tokens; None: what 90% of the GPU's memory holds besides the weights."""
+    variation: float | None = 1.0
+    """Of the gaps between arrivals, see `gamma`; None: bursts."""
+    popularity: Popularity | None = None
+    num_tenants: int = 1
+    max_loras: int = 8
+    load_seconds: float = 0.03
+    trace: Sequence[Arrival] | None = None
+    """Replayed instead of all of the above that concerns traffic; rates and seeds mean nothing."""
+    slo: Slo = field(default_factory=Slo)
+    warm_up: float = 0.1
+
+    @property
+    def kv_blocks(self) -> int:
+        """Of one replica. Raises ConfigError if there is no room for any."""
+        if self.num_kv_blocks is not None:
+            return self.num_kv_blocks
+        room = 0.9 * self.gpu.memory - self.model.weight_bytes
+        num_blocks = int(room / (self.model.kv_bytes_per_token * BLOCK_SIZE))
+        if num_blocks < 1:
+            raise ConfigError(f"{self.model.name} does not fit into the memory of {self.gpu.name}")
+        return num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One simulation."""
+
+    policy: str
+    max_num_seqs: int
+    rate: float
+    seed: int
+    figures: Figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: flat."""
+        row = dataclasses.asdict(self)
+        return row | row.pop("figures")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the seeds."""
+
+    mean: float
+    deviation: float
+    """Of single seeds; 0 for one."""
+
+
+def simulate(study: Study, policy: NamedPolicy, rate: float, seed: int) -> Row:
+    """One run. Raises ConfigError for what could not run."""
+    width = policy.max_num_seqs
+    budget = policy.max_num_batched_tokens or width * study.max_model_len
+    config = SchedulerConfig(
+        num_kv_blocks=study.kv_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=width,
+        max_num_batched_tokens=budget,
+        max_model_len=study.max_model_len,
+        max_loras=study.max_loras,
+        max_queue_len=10**9,
+        policy=policy.policy,
+        enable_prefix_cache=False,  # simulated prompts share nothing
+    )
+    simulation = Simulation(
+        config,
+        step_time=RooflineStepTime(study.model, study.gpu, policy.policy == "static"),
+        load_seconds=lambda _: study.load_seconds,
+        quick=True,
+    )
+    for at, request in _requests(study, rate, seed):
+        simulation.send(at, request)
+    found = figures(simulation.run(), study.slo, study.warm_up)
+    return Row(policy.name, width, rate, seed, found)
+
+
+def run(
+    study: Study,
+    policies: Iterable[NamedPolicy],
+    rates: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    num_processes: int = 1,
+) -> Iterator[Row]:
+    """All combinations, as they are done: seeds vary slowest, so that the first are soon there."""
+    jobs = [
+        (study, policy, rate, seed)
+        for seed, policy, rate in itertools.product(list(seeds), list(policies), list(rates))
+    ]
+    yield from run_jobs(jobs, num_processes=num_processes)
+
+
+def run_jobs(
+    jobs: Sequence[tuple[Study, NamedPolicy, float, int]], *, num_processes: int = 1
+) -> Iterator[Row]:
+    """Arguments of `simulate`; rows in the order of the jobs."""
+    if num_processes == 1:
+        yield from (simulate(*job) for job in jobs)
+        return
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        try:
+            yield from pool.map(simulate, *zip(*jobs, strict=True))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def spread(rows: Iterable[Row], value: Callable[[Row], float]) -> Spread:
+    """Over these rows, of which there is at least one."""
+    values = [value(row) for row in rows]
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+
+def _requests(study: Study, rate: float, seed: int) -> Iterable[Arrival]:
+    if study.trace is not None:
+        return study.trace
+    variation = study.variation
+    return Traffic(
+        arrivals=lambda random: (
+            bursty(rate, random) if variation is None else gamma(rate, variation, random)
+        ),
+        prompts=study.prompts,
+        outputs=study.outputs,
+        num_requests=study.num_requests,
+        popularity=study.popularity,
+        num_tenants=study.num_tenants,
+    ).requests(seed)
