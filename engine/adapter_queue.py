@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from engine.backpressure import Pressure
 from engine.messages import WaitCause
 from engine.sequence import Sequence
-from engine.wait_causes import WaitLedger
+from engine.wait_causes import CAUSES, WaitLedger
 
 if TYPE_CHECKING:
     from engine.fair_order import FairOrder
@@ -21,6 +21,7 @@ class AdapterQueue:
 
     __slots__ = (
         "_sequences", "adapter", "counter", "ledger", "num_running", "order", "pressure", "tenant",
+        "waited",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +38,8 @@ class AdapterQueue:
         self.num_running = 0
         """Sequences of this queue that run now."""
         self.pressure = Pressure(now)
+        self.waited = [0] * len(CAUSES)
+        """Nanoseconds by cause that its sequences waited, summed over them, each once it left."""
         self._sequences = OrderedDict[int, Sequence]()
 
     def __len__(self) -> int:

@@ -112,6 +112,20 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     cpu_lora_bytes: int = 2**30
 
 
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's queue for one adapter, or for the base."""
+
+    tenant: str
+    adapter: str | None
+    """Digest; None for the base."""
+    waiting: int
+    running: int
+    cause: WaitCause | None
+    """What it waits for now; None where nothing waits."""
+    waited: dict[str, float]
+    """Seconds by cause, summed over those that left the queue since it became busy."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine, cheap enough to take every second."""
 
@@ -136,6 +150,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Digests that stay in host memory."""
     warming: bool = False
     """The engine is new, and still loads what it starts with."""
+    queues: list[QueueStats] = []
+    """The 100 queues in which most wait, and of those that only run as many as fit beside them."""
 
 
 # Client to engine.

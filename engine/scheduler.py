@@ -255,6 +255,7 @@ class Scheduler:
             output_tokens=self._num_output_tokens,
             host_adapters=0,
             host_adapter_bytes=0,
+            queues=lifecycle.waiting.queue_stats(100),
         )
 
     def check_integrity(self) -> None:

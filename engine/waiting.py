@@ -12,11 +12,11 @@ from engine.adapter_slots import AdapterSlots, SlotState
 from engine.backpressure import Pressure
 from engine.fair_order import FairOrder
 from engine.fairness import Contenders
-from engine.messages import EngineRequest, WaitCause
+from engine.messages import EngineRequest, QueueStats, WaitCause
 from engine.sequence import Sequence
 from engine.step_clock import StepClock
 from engine.tenant import Tenant, is_idle_queue, is_idle_tenant
-from engine.wait_causes import add_wait
+from engine.wait_causes import add_wait, seconds_by_cause
 
 
 class Waiting:
@@ -69,6 +69,27 @@ class Waiting:
         queues = self._queues_of.get(adapter, ())
         return [queue for queue in queues if not is_idle_queue(queue)]
 
+    def queue_stats(self, count: int) -> list[QueueStats]:
+        """At most `count` queues that wait or run, those with most waiting first."""
+        busy = [
+            queue
+            for tenant in self.tenants.values()
+            for queue in tenant.queues.values()
+            if not is_idle_queue(queue)
+        ]
+        busy.sort(key=lambda queue: (-len(queue), -queue.num_running))
+        return [
+            QueueStats(
+                tenant=queue.tenant.name,
+                adapter=queue.adapter,
+                waiting=len(queue),
+                running=queue.num_running,
+                cause=None if not queue else "quota" if queue.tenant.is_held else queue.ledger.cause,
+                waited=seconds_by_cause(queue.waited),
+            )
+            for queue in busy[:count]
+        ]
+
     def push(self, sequence: Sequence, *, first: bool = False) -> None:
         """Queue a sequence: a new one last, a preempted one first."""
         queue = sequence.request.queue
@@ -97,7 +118,9 @@ class Waiting:
         """Take a sequence out, for it is admitted or over, and book its wait."""
         queue = sequence.request.queue
         tenant = queue.tenant
-        add_wait(sequence.request.waited, sequence.wait_began, queue.ledger.read(self._time.now))
+        now = queue.ledger.read(self._time.now)
+        for total in (sequence.request.waited, queue.waited):
+            add_wait(total, sequence.wait_began, now)
         queue.remove(sequence)
         tenant.num_waiting -= 1
         self.num_waiting -= 1

@@ -157,3 +157,29 @@ def test_a_wait_is_told_with_the_first_token_after_it_and_not_only_at_the_end():
         last.preemptions,
     )
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_stats_tell_what_each_busy_queue_waits_for_and_how_long_its_requests_waited():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=2, num_kv_blocks=200)
+    for number in range(1, 9):
+        adapter = "ab"[number % 2]
+        engine.add(request(number, [number] * 4, tenant="x", adapter=adapter, max_tokens=6))
+    engine.step()
+    queues = {queue.adapter: queue for queue in engine.core.stats().queues}
+    assert set(queues) == {"a", "b"}
+    assert sum(queue.waiting for queue in queues.values()) == engine.core.stats().waiting > 0
+    waiting = [queue for queue in queues.values() if queue.waiting]
+    assert {queue.cause for queue in waiting} <= {"load", "slot", "turn", "budget"}
+    waited: dict[str | None, dict[str, float]] = {}
+    while engine.core.stats().running + engine.core.stats().waiting:
+        engine.step()
+        waited |= {queue.adapter: queue.waited for queue in engine.core.stats().queues}
+    assert engine.core.stats().queues == []
+    for adapter, numbers in (("a", (2, 4, 6, 8)), ("b", (1, 3, 5, 7))):
+        timings = [engine.last(number).timing for number in numbers]
+        of_requests = [timing.queue for timing in timings if timing is not None]
+        assert len(of_requests) == len(numbers)
+        total = {cause: sum(q.get(cause, 0.0) for q in of_requests) for cause in CAUSES}
+        assert waited[adapter] == {
+            cause: pytest.approx(seconds) for cause, seconds in total.items() if seconds
+        }
