@@ -114,7 +114,7 @@ class ServingDefaults:
     """Whether that template shows the model what tools it may call."""
     stop_tokens: tuple[str, ...] = ()
     """Tokens that end every reply, as the vocabulary spells them."""
-    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    sampling: Mapping[str, int | float] = field(default_factory=dict[str, int | float])
     """By the name of the request's field."""
 
 

@@ -22,8 +22,13 @@ class Tokenizer:
     """Text to ids and back, equal to what transformers does for the same model folder."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, chat_templates: Mapping[str, ChatTemplate]
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_templates: Mapping[str, ChatTemplate],
+        special_tokens: Mapping[str, str],
     ) -> None:
+        self.special_tokens = dict(special_tokens)
+        """What chat templates are given, by name (`bos_token`)."""
         self._backend = backend
         self._vocabulary = Vocabulary(backend)
         self._chat_templates = dict(chat_templates)
@@ -44,6 +49,7 @@ class Tokenizer:
                 name: ChatTemplate(source, special_tokens)
                 for name, source in read_chat_templates(model_dir, config).items()
             },
+            special_tokens,
         )
 
     @property
@@ -75,6 +81,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text to ids. Special tokens that `text` spells out are recognised."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None if there is no such token."""
+        return self._backend.token_to_id(token)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids to text, as at the start of a text; ids that have no token are skipped."""

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import anyio
 from litestar import Litestar, Router
@@ -19,12 +18,14 @@ from litestar.types import ControllerRouterHandler
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registrations import Registrations
 from adapter_store.registry.transactions import utc_now
+from engine.text.template_renderer import TemplateRenderer
 from loraplex.adapters.alias_controller import AliasController
 from loraplex.adapters.controller import AdapterController
 from loraplex.adapters.registrar import Registrar, owner_of
 from loraplex.adapters.registrations import RegistrationController
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.adapters.version_controller import VersionController
+from loraplex.adapters.vllm_controller import VllmAdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
 from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
@@ -33,10 +34,12 @@ from loraplex.health import HealthController
 from loraplex.housekeeping import keep_house, keep_registry
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.logs import log_access, structlog_plugin
+from loraplex.openai.absent_controller import AbsentController
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
 from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.models_controller import ModelsController
+from loraplex.openai.tokenize_controller import TokenizeController, service_version
 from loraplex.request_id import add_request_id
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
@@ -57,9 +60,12 @@ _V1: Sequence[ControllerRouterHandler] = (
     ChatController,
     CompletionsController,
     ModelsController,
+    TokenizeController,
+    AbsentController,
     AdapterController,
     AliasController,
     VersionController,
+    VllmAdapterController,
     RegistrationController,
     UsageController,
 )
@@ -73,6 +79,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
         async with (
             open_backends() as backends,
             RateLimiter(backends.rates) as limiter,
+            TemplateRenderer(backends.tokenizer.special_tokens) as templates,
             UsageRecorder(backends.registry, backends.engine.settle) as usage,
             ResidencyKeeper(
                 backends.engine, backends.registry, backends.base_model.fingerprint
@@ -94,6 +101,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 registrar=registrar,
                 grammars=GrammarChecks(),
                 limiter=limiter,
+                templates=templates,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
@@ -138,17 +146,10 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     )
 
 
-def _version() -> str:
-    try:
-        return version("loraplex")
-    except PackageNotFoundError:  # run from a checkout
-        return "0.0.0"
-
-
 def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Loraplex",
-        version=_version(),
+        version=service_version(),
         openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC, include_in_schema=False),
         render_plugins=[DocsPage(), JsonRenderPlugin()],
         components=Components(

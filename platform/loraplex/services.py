@@ -12,6 +12,7 @@ from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
+from engine.text.template_renderer import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
@@ -49,6 +50,8 @@ class Services:
     registrar: Registrar
     grammars: GrammarChecks
     limiter: RateLimiter
+    templates: TemplateRenderer
+    """Renders the chat templates that came with adapters."""
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int

@@ -20,6 +20,7 @@ from loraplex.adapters.registrations import (
     begin_registration,
 )
 from loraplex.adapters.residency import check_may_change, limits_of
+from loraplex.adapters.serving import read_serving
 from loraplex.adapters.upload import receive_upload
 from loraplex.adapters.version_controller import Abort
 from loraplex.auth import Caller, requires_tenant_scope
@@ -45,6 +46,18 @@ _UPLOAD = multipart_body(
             "type": "string",
             "format": "binary",
             "description": "A zip of both, instead of `config` and `weights`.",
+        },
+        "chat_template": {
+            "type": "string",
+            "description": "Jinja, in place of the model's own; 64 KiB at most.",
+        },
+        "stop_tokens": {
+            "type": "string",
+            "description": "JSON: a list of tokens that end every reply.",
+        },
+        "defaults": {
+            "type": "string",
+            "description": "JSON: sampling parameters where a request names none, by their names.",
         },
     },
     required=["name"],
@@ -91,11 +104,13 @@ class AdapterController(Controller):
                 settings.uploads,
                 lambda name: check_adapter_name(name, services.base_names),
             )
+            serving = await read_serving(services, tenant.name, upload)
             registered = await publish(
                 services,
                 tenant.name,
                 upload,
                 folder,
+                serving=serving,
                 max_rank=max_rank,
                 actor=request.user.actor,
                 idempotency_key=key,

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from adapter_store.archive import extract_adapter
 from adapter_store.peft_format import InspectedAdapter, inspect_adapter
-from adapter_store.registry.records import RegisteredVersion
+from adapter_store.registry.records import AS_THE_BASE, RegisteredVersion, ServingDefaults
 from engine.errors import EngineUnavailable
 from loraplex.adapters.upload import Upload
 from loraplex.services import Services
@@ -37,6 +37,7 @@ async def publish(
     *,
     max_rank: int,
     actor: str,
+    serving: ServingDefaults = AS_THE_BASE,
     idempotency_key: str | None = None,
 ) -> RegisteredVersion:
     """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
@@ -59,6 +60,7 @@ async def publish(
                 inspected,
                 backends.base_model.fingerprint,
                 publish=upload.publish,
+                serving=serving,
                 idempotency_key=idempotency_key,
                 actor=actor,
             )

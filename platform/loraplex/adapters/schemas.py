@@ -67,6 +67,9 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     aliases: list[str]
     created_at: datetime
     report: Mapping[str, Any]
+    chat_template: str | None
+    stop_tokens: list[str]
+    defaults: Mapping[str, int | float]
 
 
 class VersionList(msgspec.Struct, frozen=True):
@@ -112,6 +115,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     base_fingerprint: str
     created_at: datetime
     report: Mapping[str, Any]
+    chat_template: str | None
+    stop_tokens: list[str]
+    defaults: Mapping[str, int | float]
 
 
 def upload_reply(registered: RegisteredVersion) -> UploadReply:
@@ -151,6 +157,9 @@ def version(info: VersionInfo) -> Version:
         aliases=list(info.aliases),
         created_at=info.created_at,
         report=info.report,
+        chat_template=info.serving.chat_template,
+        stop_tokens=list(info.serving.stop_tokens),
+        defaults=info.serving.sampling,
     )
 
 
@@ -176,4 +185,7 @@ def manifest(info: VersionInfo) -> Manifest:
         base_fingerprint=info.base_fingerprint,
         created_at=info.created_at,
         report=info.report,
+        chat_template=info.serving.chat_template,
+        stop_tokens=list(info.serving.stop_tokens),
+        defaults=info.serving.sampling,
     )

@@ -20,7 +20,10 @@ from loraplex.settings import UploadLimits
 
 _MAX_TEXT_BYTES = 1024
 _WRITE_BYTES = 1 << 20
-_TEXT_PARTS = ("name", "publish")
+_MAX_TEMPLATE_BYTES = 64 << 10
+_MAX_DEFAULTS_BYTES = 4096
+_SERVING_PARTS = ("chat_template", "stop_tokens", "defaults")
+_TEXT_PARTS = ("name", "publish", *_SERVING_PARTS)
 _FILE_PARTS = ("weights", "archive")
 _PARTS = (*_TEXT_PARTS, "config", *_FILE_PARTS)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -28,13 +31,19 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What came: `config` and `weights`, or `archive`. Files lie in the caller's folder."""
+    """What came: `config` and `weights`, or `archive`. Files lie in the caller's folder.
+
+    `stop_tokens` and `defaults` are JSON, not looked at yet.
+    """
 
     name: str
     publish: bool
     config: bytes | None
     weights: Path | None
     archive: Path | None
+    chat_template: str | None = None
+    stop_tokens: str | None = None
+    defaults: str | None = None
 
 
 async def receive_upload(
@@ -137,8 +146,12 @@ class _Receiver:
             if len(self._buffer) >= _WRITE_BYTES:
                 await self._flush()
             return
-        is_config = self._part == "config"
-        limit = self._limits.max_upload_config_bytes if is_config else _MAX_TEXT_BYTES
+        limit = {
+            "config": self._limits.max_upload_config_bytes,
+            "chat_template": _MAX_TEMPLATE_BYTES,
+            "stop_tokens": _MAX_DEFAULTS_BYTES,
+            "defaults": _MAX_DEFAULTS_BYTES,
+        }.get(self._part, _MAX_TEXT_BYTES)
         if len(self._buffer) > limit:
             raise _too_large(limit, self._part)
 
@@ -187,10 +200,11 @@ class _Receiver:
             config=self._texts.get("config"),
             weights=self._paths.get("weights"),
             archive=self._paths.get("archive"),
+            **{part: self._text(part) or None for part in _SERVING_PARTS},
         )
 
     def _text(self, part: str) -> str:
         try:
-            return self._texts[part].decode()
+            return self._texts.get(part, b"").decode()
         except UnicodeDecodeError:
             raise InvalidRequest(part, f"the part `{part}` is not UTF-8") from None

@@ -20,6 +20,7 @@ from loraplex.openai.reply import includes_usage, send_reply
 from loraplex.openai.requests import ChatRequest, read_chat_request
 from loraplex.openai.resolve import resolve_target, routing_key
 from loraplex.openai.sampling import check_against_engine, sampling_params
+from loraplex.openai.version_defaults import template_of, with_defaults
 from loraplex.openapi import generation_responses, json_body, operation
 from loraplex.services import Services
 
@@ -52,9 +53,11 @@ class ChatController(Controller):
             info = services.backends.engine.info
             check_against_engine(chat, info, 1, limits.max_choices)
             tokenizer = services.backends.tokenizer
-            tools = offered_tools(chat, tokenizer)
+            chat = with_defaults(chat, target, tokenizer)
+            template = template_of(services, tenant.name, target)
+            tools = offered_tools(chat, template or tokenizer)
             grammar = await chat_grammar(chat, tools, services.grammars, limits)
-            prompt = await chat_prompt(tokenizer, chat, info, limits, tools)
+            prompt = await chat_prompt(tokenizer, chat, info, limits, tools, template)
             is_newer = chat.max_completion_tokens is not None
             sampling = sampling_params(
                 chat,

@@ -20,6 +20,7 @@ from loraplex.openai.reply import includes_usage, send_reply
 from loraplex.openai.requests import CompletionRequest, read_completion_request
 from loraplex.openai.resolve import resolve_target, routing_key
 from loraplex.openai.sampling import check_against_engine, sampling_params
+from loraplex.openai.version_defaults import with_defaults
 from loraplex.openapi import generation_responses, json_body, operation
 from loraplex.services import Services
 
@@ -51,6 +52,7 @@ class CompletionsController(Controller):
             target = await resolve_target(services, tenant, completion.model, key)
             info = services.backends.engine.info
             tokenizer = services.backends.tokenizer
+            completion = with_defaults(completion, target, tokenizer)
             prompts = await completion_prompts(tokenizer, completion, info, limits)
             check_against_engine(completion, info, len(prompts), limits.max_choices)
             grammar = await reply_grammar(completion, services.grammars, limits)

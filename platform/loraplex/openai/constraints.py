@@ -9,10 +9,11 @@ from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.requests import ChatRequest
 from loraplex.openai.response_format import JsonObjectFormat, JsonSchemaFormat, response_grammar
 from loraplex.openai.tools import CALL_OPENS, Tool, calls_grammar, has_to_call
+from loraplex.openai.version_defaults import VersionTemplate
 from loraplex.settings import RequestLimits
 
 
-def offered_tools(chat: ChatRequest, tokenizer: Tokenizer) -> Sequence[Tool]:
+def offered_tools(chat: ChatRequest, tokenizer: Tokenizer | VersionTemplate) -> Sequence[Tool]:
     """Return the tools that the model is told of; raises `InvalidRequest` if it cannot be."""
     has_history = any(m.role == "tool" or m.tool_calls for m in chat.messages)
     tools = () if chat.tool_choice == "none" else chat.tools or ()

@@ -2,6 +2,7 @@
 not at all."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import anyio.to_thread
@@ -14,6 +15,7 @@ from loraplex.errors import ApiError, InvalidRequest
 from loraplex.openai.requests import ChatRequest, CompletionRequest, Message
 from loraplex.openai.sampling import check_token_ids, context_length_exceeded
 from loraplex.openai.tools import Tool, ToolCall
+from loraplex.openai.version_defaults import VersionTemplate
 from loraplex.settings import RequestLimits
 
 T = TypeVar("T")
@@ -28,8 +30,9 @@ async def chat_prompt(
     info: EngineInfo,
     limits: RequestLimits,
     tools: Sequence[Tool] = (),
+    template: VersionTemplate | None = None,
 ) -> list[int]:
-    """Render the model's chat template; raises `InvalidRequest` if it refuses the messages."""
+    """Render `template`, or the model's; raises `InvalidRequest` if it refuses the messages."""
     shown_tools = [template_tool(tool) for tool in tools] or None
     num_chars = sum(map(_num_chars, chat.messages)) + len(msgspec.json.encode(shown_tools))
     _check_chars(num_chars, info, limits)
@@ -42,16 +45,22 @@ async def chat_prompt(
     if add_generation_prompt is None:
         add_generation_prompt = not continues
 
+    options: dict[str, Any] = {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continues,
+        "tools": shown_tools,
+        "template_kwargs": chat.chat_template_kwargs or {},
+    }
+
     def render() -> list[int]:
-        return tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continues,
-            tools=shown_tools,
-            template_kwargs=chat.chat_template_kwargs,
-        )
+        return tokenizer.apply_chat_template(messages, **options)
 
     try:
+        if template is not None:
+            text = await template.render(messages, options)
+            _check_chars(len(text), info, limits)
+            encode = partial(tokenizer.encode, text, add_special_tokens=False)
+            return await _run(encode, len(text))
         return await _run(render, num_chars)
     except ChatTemplateError as error:
         if error.code == "invalid_messages":

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import anyio
 import pytest
 
 from engine.text.chat_template import ChatTemplate
@@ -82,5 +83,5 @@ async def test_a_worker_sees_nothing_of_the_services_environment(renderer, monke
     monkeypatch.setenv("LORAPLEX_ADMIN_KEY", "k" * 40)
     await renderer.render("a", SOURCE, MESSAGES, OPTIONS)
     [worker] = renderer._idle
-    with open(f"/proc/{worker.pid}/environ", "rb") as file:
-        assert b"LORAPLEX" not in file.read()
+    environment = await anyio.Path(f"/proc/{worker.pid}/environ").read_bytes()
+    assert b"PYTHONPATH" in environment and b"LORAPLEX" not in environment
