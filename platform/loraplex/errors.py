@@ -7,7 +7,8 @@ ApiError                 an answer with a status, a reason code and, where one i
 ├── UnsupportedField     400: a field would change the answer, and is not supported
 └── UploadError          an upload that was given up: too large, too slow, malformed
 
-Answers are OpenAI-shaped under `/v1` and `/t/{tenant}/v1`, RFC 9457 problems elsewhere.
+Answers are OpenAI-shaped under `/v1` and `/t/{tenant}/v1`, and where vLLM has calls of its own;
+RFC 9457 problems elsewhere.
 """
 
 import math
@@ -22,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapter_store import errors as store
 from engine.errors import AdapterUnavailable, EngineUnavailable, RequestRefused
 
-_OPENAI_PATH = re.compile(r"/(?:t/[^/]+/)?v1(?:/|$)")
+_OPENAI_PATH = re.compile(r"/(?:t/[^/]+/)?(?:v1|tokenize|detokenize|version)(?:/|$)")
 _RETRY = {"retry-after": "1"}
 _TYPES = {
     401: "authentication_error",

@@ -1,6 +1,6 @@
 """The bodies of the two generation endpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -81,12 +81,7 @@ async def read_chat_request(request: Request[Any, Any, Any], limits: RequestLimi
     refuse_unsupported(decode_object(body, limits), UNSUPPORTED_CHAT)
     chat = decode(body, ChatRequest)
     _check_common(chat, limits)
-    if len(chat.messages) > limits.max_messages:
-        raise InvalidRequest(
-            "messages", f"`messages` may have {limits.max_messages} entries at most"
-        )
-    for index, message in enumerate(chat.messages):
-        _check_message(message, f"messages[{index}]")
+    check_messages(chat.messages, limits)
     check_tools(chat.tools or (), chat.tool_choice, limits)
     if chat.top_logprobs is not None:
         if chat.top_logprobs > 0 and not chat.logprobs:
@@ -98,6 +93,16 @@ async def read_chat_request(request: Request[Any, Any, Any], limits: RequestLimi
             "`add_generation_prompt` and `continue_final_message` exclude each other",
         )
     return chat
+
+
+def check_messages(messages: Sequence[Message], limits: RequestLimits) -> None:
+    """Raise `InvalidRequest` for a conversation that cannot be one."""
+    if len(messages) > limits.max_messages:
+        raise InvalidRequest(
+            "messages", f"`messages` may have {limits.max_messages} entries at most"
+        )
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
 
 
 async def read_completion_request(
