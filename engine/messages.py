@@ -81,6 +81,8 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     deltas: list[ChoiceDelta] = []
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
+    engine_seconds: float = 0.0
+    """So far: its tokens' share of the steps that it ran in."""
     finished: bool = False
     timing: RequestTiming | None = None
     """So far: with the first token, with the first one after a preemption, and at the end."""
@@ -144,6 +146,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     host_adapters: int
     host_adapter_bytes: int
+    busy_seconds: float = 0.0
+    """Of all steps; requests' `engine_seconds` sum to it."""
     pinned: list[str] = []
     """Digests that keep a slot, or are to get one."""
     warm: list[str] = []
@@ -337,6 +341,7 @@ class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    engine_seconds: float = 0.0
     finish_reasons: list[FinishReason]
     timing: RequestTiming | None
     """Of its last request to say so."""

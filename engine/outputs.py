@@ -88,6 +88,7 @@ def _message(request: Request, draft: _Draft) -> RequestOutput:
         request_id=request.key.request_id,
         deltas=draft.deltas,
         num_cached_tokens=request.num_cached_tokens,
+        engine_seconds=request.engine_ns / 1e9,
         finished=draft.is_last,
         timing=draft.timing,
         error_code=draft.error_code,

@@ -26,8 +26,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_number", "first_admitted", "first_token", "has_untold_wait", "key", "last_token",
-        "message", "num_cached_tokens", "num_preemptions", "queue", "sequences", "waited",
+        "arrival_number", "engine_ns", "first_admitted", "first_token", "has_untold_wait", "key",
+        "last_token", "message", "num_cached_tokens", "num_preemptions", "queue", "sequences",
+        "waited",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +52,8 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache, at the first admission."""
+        self.engine_ns = 0.0
+        """Its tokens' share of the steps that it ran in."""
         self.first_admitted: int | None = None
         self.first_token: int | None = None
         self.last_token: int | None = None

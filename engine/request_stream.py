@@ -112,6 +112,7 @@ def merge_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
         request_id=last.request_id,
         deltas=[_merge_deltas(deltas) for deltas in by_choice.values()],
         num_cached_tokens=max(output.num_cached_tokens for output in outputs),
+        engine_seconds=max(output.engine_seconds for output in outputs),
         finished=last.finished,
         timing=next((o.timing for o in reversed(outputs) if o.timing is not None), None),
         error_code=last.error_code,

@@ -63,6 +63,8 @@ class Scheduler:
         self._requests: dict[Hashable, dict[int, Request]] = {}
         self._num_arrivals = 0
         self._num_steps = 0
+        self._step_began = self._time.now
+        self._busy_ns = 0
         self._num_output_tokens = 0
 
     # -- requests
@@ -129,6 +131,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan a step. A batch with rows is to be computed and committed before the next call."""
         self._time.tick()
+        self._step_began = self._time.now
         self._plan = StepPlan(self._config.max_num_batched_tokens)
         self._lifecycle.waiting.stop_at(None, "turn")
         self._collect_debts()
@@ -139,6 +142,8 @@ class Scheduler:
         """Take in what the runner drew for the rows of the last batch."""
         self._time.tick()
         self._num_steps += 1
+        self._busy_ns += self._time.now - self._step_began
+        self._plan.share_time(self._time.now - self._step_began)
         grants, num_fillers = self._plan.grants, len(self._plan.fillers)
         assert len(result.rows) == len(grants) + num_fillers, "one result for each row"
         # Fillers come last, and what was drawn for them is dropped.
@@ -255,6 +260,7 @@ class Scheduler:
             output_tokens=self._num_output_tokens,
             host_adapters=0,
             host_adapter_bytes=0,
+            busy_seconds=self._busy_ns / 1e9,
             queues=lifecycle.waiting.queue_stats(100),
         )
 

@@ -38,7 +38,8 @@ class StaticPolicy:
             num_tokens = len(sequence.token_ids)
             if sequence.finished and self._lifecycle.blocks.grow(sequence.block_table, num_tokens):
                 # Its last token over and over: a decode with all of its context.
-                plan.fill(self._row(sequence, sequence.token_ids[-1:], num_tokens - 1))
+                row = self._row(sequence, sequence.token_ids[-1:], num_tokens - 1)
+                plan.fill(sequence, row)
 
     def _dispatch(self) -> None:
         blocks = self._lifecycle.blocks
@@ -66,7 +67,8 @@ class StaticPolicy:
             if padding:
                 # The prompt follows in a later step: it writes the same positions.
                 now, self._padding[sequence] = padding[: plan.remaining], padding[plan.remaining :]
-                plan.fill(self._row(sequence, sequence.token_ids[:1] * len(now), now.start))
+                row = self._row(sequence, sequence.token_ids[:1] * len(now), now.start)
+                plan.fill(sequence, row)
             else:
                 plan.grant(sequence, min(sequence.num_uncomputed, plan.remaining))
 

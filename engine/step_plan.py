@@ -13,6 +13,7 @@ class StepPlan:
         self.grants: dict[Sequence, int] = {}
         self.fillers: list[ScheduledRow] = []
         """Rows whose results are dropped (the static policy's padding); they follow the grants."""
+        self._filled: dict[Sequence, int] = {}
         self.remaining = max_tokens
         """Tokens of the budget that nobody has been granted."""
         self.preempted: list[int] = []
@@ -26,9 +27,10 @@ class StepPlan:
         grants[sequence] = grants[sequence] + num_tokens if sequence in grants else num_tokens
         self.remaining -= num_tokens
 
-    def fill(self, row: ScheduledRow) -> None:
-        """Compute a row for nothing."""
+    def fill(self, sequence: Sequence, row: ScheduledRow) -> None:
+        """Compute a row of a sequence for nothing."""
         self.fillers.append(row)
+        self._filled[sequence] = self._filled.get(sequence, 0) + len(row.token_ids)
         self.remaining -= len(row.token_ids)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -36,6 +38,13 @@ class StepPlan:
         self.lacks_blocks = True
         self.remaining += self.grants.pop(sequence, 0)
         self.preempted.append(sequence.sequence_id)
+
+    def share_time(self, nanoseconds: int) -> None:
+        """Book what the step took on its requests, by their tokens."""
+        num_tokens = sum(self.grants.values()) + sum(self._filled.values())
+        for computed in (self.grants, self._filled):
+            for sequence, number in computed.items():
+                sequence.request.engine_ns += nanoseconds * number / num_tokens
 
     def batch(self, blocks: BlockManager, slots: AdapterSlots) -> ScheduledBatch:
         """The plan as the runner gets it, with the slot changes and block copies that are due."""

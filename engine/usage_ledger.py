@@ -20,6 +20,7 @@ class _Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    engine_seconds: float = 0.0
     reasons: set[FinishReason] = field(default_factory=set[FinishReason])
     timing: RequestTiming | None = None
 
@@ -32,6 +33,7 @@ class _Tally:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
+            engine_seconds=self.engine_seconds,
             finish_reasons=sorted(self.reasons or {"abort"}),
             timing=self.timing,
         )
@@ -41,6 +43,7 @@ class _Tally:
 class _Open:
     tally: _Tally
     cached_tokens: int = 0
+    engine_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,6 +95,9 @@ class UsageLedger:
         if output.num_cached_tokens > opened.cached_tokens:
             tally.cached_tokens += output.num_cached_tokens - opened.cached_tokens
             opened.cached_tokens = output.num_cached_tokens
+        if output.engine_seconds > opened.engine_seconds:
+            tally.engine_seconds += output.engine_seconds - opened.engine_seconds
+            opened.engine_seconds = output.engine_seconds
         if output.timing is not None:
             tally.timing = output.timing
         if output.finished:

@@ -55,6 +55,7 @@ class QuickScheduler(Scheduler):
     def plan(self) -> StepPlan:
         """As `schedule`, but without the rows."""
         self._time.tick()
+        self._step_began = self._time.now
         self._plan = StepPlan(self._config.max_num_batched_tokens)
         self._lifecycle.waiting.stop_at(None, "turn")
         self._collect_debts()
@@ -91,6 +92,7 @@ class QuickScheduler(Scheduler):
             return
         self._time.tick()
         self._num_steps += 1
+        self._busy_ns += self._time.now - self._step_began
         instant, has_cache = self._time.now, self._config.enable_prefix_cache
         self._is_steady = not self._plan.preempted and len(grants) == len(self._lifecycle.running)
         find_lane = self._lanes.get
@@ -163,8 +165,9 @@ class QuickScheduler(Scheduler):
 
     def take_steps(self, times: SequenceOf[float]) -> None:
         """Steps that end at these times, at least one and at most `steady_steps`."""
-        lifecycle = self._lifecycle
+        lifecycle, began = self._lifecycle, self._time.now
         self._time.tick()
+        self._busy_ns += self._time.now - began
         num_steps = len(times)
         self._num_steps += num_steps
         for _ in range(num_steps):

@@ -40,6 +40,7 @@ def row_of(call: CallUsage) -> UsageRecord:
         load_seconds=timing.queue.get("load", 0.0),
         prefill_seconds=timing.prefill,
         decode_seconds=timing.decode,
+        engine_seconds=call.engine_seconds,
     )
 
 

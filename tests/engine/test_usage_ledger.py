@@ -14,11 +14,26 @@ def of_call(call: str, request_id: int = 1, tokens: int = 3) -> EngineRequest:
     return msgspec.structs.replace(asked, call=call, label="legal@2")
 
 
-def tokens(request_id: int, number: int, *, cached: int = 0, end: bool = False) -> RequestOutput:
+def tokens(
+    request_id: int, number: int, *, cached: int = 0, seconds: float = 0.0, end: bool = False
+) -> RequestOutput:
     delta = ChoiceDelta(0, [7] * number, finish_reason="length" if end else None)
     return RequestOutput(
-        request_id, [delta], num_cached_tokens=cached, finished=end, timing=TIMING if end else None
-    )
+        request_id, [delta], num_cached_tokens=cached, engine_seconds=seconds, finished=end,
+        timing=TIMING if end else None,
+    )  # fmt: skip
+
+
+def test_the_engine_seconds_of_a_calls_requests_are_summed() -> None:
+    ledger = UsageLedger()
+    for request_id in (1, 2):
+        ledger.begin("dead", of_call("c", request_id))
+        for seconds in (0.25, 0.5, 0.75):
+            ledger.note("dead", tokens(request_id, 1, seconds=seconds))
+    ledger.note("dead", RequestOutput(2, finished=True, error_code="engine_stopped", error="x"))
+    ledger.client_gone("dead")
+    [usage] = ledger.hand_over("alive")
+    assert usage.engine_seconds == 1.5
 
 
 def test_what_a_dead_client_had_running_is_handed_to_the_next() -> None:

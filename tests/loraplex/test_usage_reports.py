@@ -1,11 +1,13 @@
 """Usage over HTTP: sums equal what replies said, for whom they concern."""
 
+import asyncio
 import csv
 import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from engine.messages import ChoiceDelta, RequestOutput
 from loraplex.usage_controller import UsageRow, to_csv
 from tests.support.service import running_service
 
@@ -48,6 +50,33 @@ async def test_sums_equal_what_replies_said(tmp_path, registry_url: str):
         }
         assert [row["requests"] for row in ours] == [3]
         assert {row["requests"] for row in for_acme} == {3} and len(for_acme) == 3
+
+
+async def test_engine_seconds_of_a_calls_requests_are_its_rows(tmp_path, registry_url: str):
+    async with running_service(tmp_path, database_url=registry_url) as service:
+        body = {"model": "base", "prompt": ["x", "y"], "max_tokens": 2}
+        async with service.client() as client:
+            call = asyncio.create_task(client.post("/v1/completions", json=body))
+            async with asyncio.timeout(10):
+                while len(service.engine.open_requests) < 2:  # noqa: ASYNC110 - nothing tells when
+                    await asyncio.sleep(0.005)
+            first, second = service.engine.open_requests
+            for request, seconds, reason in (
+                (first, 0.25, None), (second, 0.5, None), (first, 1.0, "length"),
+                (second, 2.0, "length"),
+            ):  # fmt: skip
+                delta = ChoiceDelta(0, [7], finish_reason=reason)
+                service.engine.push(
+                    RequestOutput(
+                        request, [delta], engine_seconds=seconds, finished=reason is not None
+                    )
+                )
+            assert (await call).status_code == 200
+        [row] = await service.usage()
+        assert row.engine_seconds == pytest.approx(3.0)
+        async with service.client("acme:tenant") as client:
+            [total] = (await client.get("/v1/usage")).json()["data"]
+        assert total["engine_seconds"] == pytest.approx(3.0)
 
 
 async def test_a_tenant_sees_its_own_usage_and_a_table_of_it(tmp_path):

@@ -79,6 +79,7 @@ class Call:
                 load_seconds=timing.queue.get("load", 0.0),
                 prefill_seconds=timing.prefill,
                 decode_seconds=timing.decode,
+                engine_seconds=self.generation.engine_seconds,
             )
         )
 

@@ -90,6 +90,7 @@ class Generation:
         self._n = len(choices) // len(requests)
         self._open = set(range(len(requests)))
         self._cached = [0] * len(requests)
+        self._engine_seconds = [0.0] * len(requests)
         self._timings: dict[int, RequestTiming] = {}
         """What the engine said last,"""
         self._timed_at: dict[int, float] = {}
@@ -118,6 +119,11 @@ class Generation:
     def num_cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""
         return sum(self._cached)
+
+    @property
+    def engine_seconds(self) -> float:
+        """The call's share of the engine's steps, as of the last output."""
+        return sum(self._engine_seconds)
 
     @property
     def num_output_tokens(self) -> int:
@@ -275,6 +281,8 @@ class Generation:
             self._has_output, self._first = True, self._last
         if output.num_cached_tokens > self._cached[number]:
             self._cached[number] = output.num_cached_tokens
+        if output.engine_seconds:
+            self._engine_seconds[number] = output.engine_seconds
         if output.timing is not None:
             self._timings[number], self._timed_at[number] = output.timing, self._last
 
