@@ -59,7 +59,7 @@ class QuickCore(EngineCore):
         """
         quick, clock = self._quick, self._clock
         num_steps = quick.steady_steps()
-        if num_steps < 2 or clock.now >= until:
+        if not num_steps or clock.now >= until:
             return False
         load, growing = quick.steady_load(), quick.growing()
         longest = max(sequence.num_output_tokens for sequence in growing)

@@ -27,9 +27,13 @@ FILLER = SampledToken(FILLER_TOKEN_ID)
 class Lane(NamedTuple):
     """A sequence between its first and its last token, whose tokens go straight to its record."""
 
-    record: RequestRecord
     last_position: int
     """Length of prompt and output at which the next token is the last one."""
+    record: RequestRecord
+    times: list[float]
+    """The record's."""
+    request: Request
+    queue: AdapterQueue
 
 
 class QuickScheduler(Scheduler):
@@ -108,11 +112,10 @@ class QuickScheduler(Scheduler):
             if has_cache:
                 self._lifecycle.publish(sequence)
             token_ids.append(FILLER_TOKEN_ID)
-            request, record = sequence.request, lane.record
+            _, record, times, request, queue = lane
             request.last_token = instant
-            record.token_times.append(now)
+            times.append(now)
             record.num_output_tokens += 1
-            queue = request.queue
             owed[queue] = owed.get(queue, 0) + 1
         self._charge(owed)
 
@@ -133,22 +136,27 @@ class QuickScheduler(Scheduler):
             return 0
         if waiting.num_waiting and not self._waits_in_vain():
             return 0
-        steps, rooms = self._config.max_sequence_len, list[int]()
+        steps, is_growing = self._config.max_sequence_len, False
         for sequence in running:
-            rooms.append(len(sequence.block_table) * lifecycle.blocks.block_size)
             if sequence.finished:
                 continue
-            lane = self._lane_of(sequence)
+            lane = self._lanes.get(sequence.sequence_id) or self._lane_of(sequence)
             if lane is None:
                 return 0
-            steps = min(steps, lane.last_position - len(sequence.token_ids))
-        if not self.growing():  # a static batch whose others were aborted ends with the next step
+            is_growing = True
+            left = lane.last_position - len(sequence.token_ids)
+            if left < steps:
+                if left < 2:  # an ordinary step costs less
+                    return 0
+                steps = left
+        if not is_growing:  # a static batch whose others were aborted ends with the next step
             return 0
+        blocks = lifecycle.blocks
         num_blocks = sum(
-            max(0, lifecycle.blocks.blocks_for(len(s.token_ids) + steps - room))
-            for s, room in zip(running, rooms, strict=True)
+            max(0, blocks.blocks_for(len(s.token_ids) + steps) - len(s.block_table))
+            for s in running
         )
-        return steps if num_blocks <= lifecycle.blocks.num_free else 0
+        return steps if num_blocks <= blocks.num_free else 0
 
     def steady_load(self) -> StepLoad:
         """Of the first of these steps; `next_decode` leads to the next one."""
@@ -213,14 +221,12 @@ class QuickScheduler(Scheduler):
     def _lane_of(self, sequence: Sequence) -> Lane | None:
         lane = self._lanes.get(sequence.sequence_id)
         if lane is None and self._is_plain(sequence):
-            lane = self._lanes[sequence.sequence_id] = Lane(
-                self._record_of(sequence.request.key.request_id),
-                min(
-                    sequence.num_prompt_tokens + sequence.params.max_tokens,
-                    self._max_sequence_len,
-                )
-                - 1,
-            )
+            request = sequence.request
+            record = self._record_of(request.key.request_id)
+            length = sequence.num_prompt_tokens + sequence.params.max_tokens
+            last_position = min(length, self._max_sequence_len) - 1
+            lane = Lane(last_position, record, record.token_times, request, request.queue)
+            self._lanes[sequence.sequence_id] = lane
         return lane
 
     def _is_plain(self, sequence: Sequence) -> bool:
