@@ -3,9 +3,12 @@
 import json
 from typing import Any
 
+import anyio.to_thread
 import openai
 import pytest
+from click.testing import CliRunner
 
+from loraplex.cli import main
 from tests.support.fake_engine import info
 from tests.support.service import TestService, adapter_files, running_service
 
@@ -130,3 +133,33 @@ async def test_tools_need_a_template_that_shows_them(service):
                 model="plain", messages=HELLO, tools=tools, tool_choice="required"
             )
     assert caught.value.code == "tools_not_supported"
+
+
+async def test_tokenize_counts_with_the_versions_template(service):
+    await service.upload("legal", **OWN)
+    async with service.client() as client:
+        asked = {"model": "legal", "messages": HELLO}
+        counted = (await client.post("/tokenize", json=asked)).json()
+        await client.post("/v1/chat/completions", json=asked)
+    assert counted["tokens"] == service.engine.requests[1].prompt_token_ids
+
+
+async def test_the_command_line_sends_what_it_is_told(service, tmp_path):
+    config, weights = adapter_files()
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes(config)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    arguments = [
+        "adapters", "push", "legal", str(folder), "--json",
+        "--chat-template", str(tmp_path / "template.jinja"),
+        "--stop-token", "<|im_end|>", "--sampling", '{"top_k": 7}',
+        "--url", service.url, "--api-key", service.keys["acme:tenant"],
+    ]  # fmt: skip
+    result = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(main, arguments))
+    assert result.exit_code == 0, result.output
+    shown = await service.registry.get_version("acme", "legal", 1)
+    assert shown.serving.chat_template == TEMPLATE
+    assert shown.serving.stop_tokens == ("<|im_end|>",)
+    assert shown.serving.sampling == {"top_k": 7}

@@ -2,9 +2,10 @@
 and `--tenant`.
 """
 
+import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -26,10 +27,33 @@ def adapters() -> None:
 @click.argument("name")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
+@click.option(
+    "--chat-template", type=click.File(encoding="utf-8"), help="Jinja, in place of the model's."
+)
+@click.option("--stop-token", multiple=True, help="A token that ends every reply; repeatable.")
+@click.option(
+    "--sampling", metavar="JSON", help='Where requests say nothing, such as {"temperature": 0.2}.'
+)
 @json_option
 @with_tenant_api
-def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClient) -> None:
+def push(
+    name: str,
+    source: Path,
+    no_publish: bool,
+    chat_template: TextIO | None,
+    stop_token: tuple[str, ...],
+    sampling: str | None,
+    as_json: bool,
+    api: ApiClient,
+) -> None:
     """Upload SOURCE, a PEFT folder or a zip of one, as the next version of NAME."""
+    serving: dict[str, str] = {}
+    if chat_template is not None:
+        serving["chat_template"] = chat_template.read()
+    if stop_token:
+        serving["stop_tokens"] = json.dumps(stop_token)
+    if sampling is not None:
+        serving["defaults"] = sampling
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,7 +61,9 @@ def push(name: str, source: Path, no_publish: bool, as_json: bool, api: ApiClien
         TransferSpeedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), disable=as_json) as progress:
-        reply = api.push_adapter(name, source, publish=not no_publish, progress=progress)
+        reply = api.push_adapter(
+            name, source, publish=not no_publish, serving=serving, progress=progress
+        )
     if as_json:
         print_json(reply)
         return

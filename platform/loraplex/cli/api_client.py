@@ -1,5 +1,6 @@
 """The command line's view of a running service: HTTP calls whose failures read like sentences."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -90,9 +91,18 @@ class ApiClient:
             params = {"after": page["next"], "limit": "1000"}
 
     def push_adapter(
-        self, name: str, source: Path, *, publish: bool = True, progress: Progress | None = None
+        self,
+        name: str,
+        source: Path,
+        *,
+        publish: bool = True,
+        serving: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Upload a PEFT folder, or a zip of one, as the next version of `name`."""
+        """Upload a PEFT folder, or a zip of one, as the next version of `name`.
+
+        `serving` are the parts that say how the version is served, such as `chat_template`.
+        """
         if source.is_dir():
             paths = {"config": source / _CONFIG, "weights": source / _WEIGHTS}
             for path in paths.values():
@@ -112,7 +122,7 @@ class ApiClient:
                 field: (paths[field].name, _Watched(file, progress, task))
                 for field, file in opened.items()
             }
-            data = {"name": name, "publish": "true" if publish else "false"}
+            data = {"name": name, "publish": "true" if publish else "false", **(serving or {})}
             return self.call("POST", "/v1/adapters", data=data, files=files, timeout=_PUSH_TIMEOUT)
         except OSError as error:
             raise ApiError(f"{source} cannot be read: {error.strerror}") from None

@@ -21,6 +21,7 @@ from loraplex.openai.requests import ChatRequest, CompletionRequest, Message, ch
 from loraplex.openai.resolve import resolve_target
 from loraplex.openai.sampling import check_token_ids
 from loraplex.openai.tools import Tool, check_tools
+from loraplex.openai.version_defaults import VersionTemplate, template_of
 from loraplex.openapi import OpenAIError, errors, json_body, operation
 from loraplex.services import Services
 from loraplex.settings import RequestLimits
@@ -94,9 +95,10 @@ class TokenizeController(Controller):
         limits = services.settings.requests
         asked = await read_struct(request, TokenizeRequest, limits)
         model = services.model_name if asked.model is None else asked.model
-        await resolve_target(services, tenant, model)
+        target = await resolve_target(services, tenant, model)
+        template = template_of(services, tenant.name, target)
         tokenizer, info = services.backends.tokenizer, services.backends.engine.info
-        tokens = await _tokens(tokenizer, asked, model, info, limits)
+        tokens = await _tokens(tokenizer, asked, model, info, limits, template)
         texts = list(map(tokenizer.token_text, tokens)) if asked.return_token_strs else None
         return TokenizeReply(len(tokens), info.max_model_len, tokens, texts)
 
@@ -147,7 +149,7 @@ def service_version() -> str:
 
 async def _tokens(
     tokenizer: Tokenizer, asked: TokenizeRequest, model: str, info: EngineInfo,
-    limits: RequestLimits,
+    limits: RequestLimits, template: VersionTemplate | None,
 ) -> list[int]:  # fmt: skip
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("prompt", "either `prompt` or `messages` is needed")
@@ -168,4 +170,5 @@ async def _tokens(
         chat_template_kwargs=asked.chat_template_kwargs,
         tools=asked.tools,
     )
-    return await chat_prompt(tokenizer, chat, info, limits, offered_tools(chat, tokenizer))
+    tools = offered_tools(chat, template or tokenizer)
+    return await chat_prompt(tokenizer, chat, info, limits, tools, template)
