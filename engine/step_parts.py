@@ -19,6 +19,9 @@ def decode_all(plan: StepPlan, lifecycle: Lifecycle) -> None:
         if sequence.num_computed < sequence.prefill_length or sequence.finished:
             continue
         num_tokens = len(sequence.token_ids)
+        if num_tokens <= len(sequence.block_table) * block_size and not plan.lacks_blocks:
+            plan.grant(sequence, 1)  # as below, for nearly all: nobody was preempted so far
+            continue
         while sequence.is_running:
             has_room = num_tokens <= len(sequence.block_table) * block_size
             if has_room or blocks.grow(sequence.block_table, num_tokens):

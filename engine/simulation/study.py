@@ -20,8 +20,6 @@ from engine.simulation.popularity import Popularity
 from engine.simulation.roofline import Gpu, RooflineStepTime
 from engine.simulation.workload import Arrival, Traffic
 
-BLOCK_SIZE = 16
-
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
@@ -52,7 +50,8 @@ class Study:
     num_requests: int = 1500
     max_model_len: int = 10_240
     num_kv_blocks: int | None = None
-    """Of 16 tokens; None: what 90% of the GPU's memory holds besides the weights."""
+    """None: what 90% of the GPU's memory holds besides the weights."""
+    block_size: int = 16
     variation: float | None = 1.0
     """Of the gaps between arrivals, see `gamma`; None: bursts."""
     popularity: Popularity | None = None
@@ -70,7 +69,7 @@ class Study:
         if self.num_kv_blocks is not None:
             return self.num_kv_blocks
         room = 0.9 * self.gpu.memory - self.model.weight_bytes
-        num_blocks = int(room / (self.model.kv_bytes_per_token * BLOCK_SIZE))
+        num_blocks = int(room / (self.model.kv_bytes_per_token * self.block_size))
         if num_blocks < 1:
             raise ConfigError(f"{self.model.name} does not fit into the memory of {self.gpu.name}")
         return num_blocks
@@ -107,7 +106,7 @@ def simulate(study: Study, policy: NamedPolicy, rate: float, seed: int) -> Row:
     budget = policy.max_num_batched_tokens or width * study.max_model_len
     config = SchedulerConfig(
         num_kv_blocks=study.kv_blocks,
-        block_size=BLOCK_SIZE,
+        block_size=study.block_size,
         max_num_seqs=width,
         max_num_batched_tokens=budget,
         max_model_len=study.max_model_len,
