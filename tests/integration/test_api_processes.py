@@ -2,98 +2,24 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
-from safetensors.torch import load_file, save
 
 from adapter_store.blobs import LocalBlobStore
-from adapter_store.registry.records import UsageRecord
-from adapter_store.registry.registry import Registry
-from adapter_store.registry.session import Database
-from loraplex.database import upgrade
-from tests.support.api_processes import ApiProcesses, Streamed, api_processes
-from tests.support.postgres import PostgresServer
-from tests.support.redis_server import RedisServer
-from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.api_processes import Both, World
 
 pytestmark = pytest.mark.anyio
 
-Both = tuple[httpx.AsyncClient, httpx.AsyncClient]
 LONG = 4000
 """Tokens of a stream that outlasts whatever happens to it."""
-
-
-@dataclass
-class World:
-    apis: ApiProcesses
-    adapter: Path
-    database_url: str
-
-    def files(self, number: int) -> dict[str, tuple[str, bytes]]:
-        """An upload of an adapter that no other number has."""
-        tensors = load_file(self.adapter / "adapter_model.safetensors")
-        weights = save({name: tensor * (1 + number / 128) for name, tensor in tensors.items()})
-        config = (self.adapter / "adapter_config.json").read_bytes()
-        return {"config": ("c", config), "weights": ("w", weights)}
-
-    async def row_of(self, broken: Streamed) -> UsageRecord:
-        """The usage row of a stream whose process could not write it; fails if there are two."""
-        call: str = json.loads(broken.events[0])["id"]
-        registry = Registry(Database(self.database_url))
-        try:
-            async with asyncio.timeout(30):
-                while True:
-                    rows = await registry.list_usage("acme", 1000)
-                    if found := [row for row in rows if row.request_id == call]:
-                        [row] = found
-                        return row
-                    await asyncio.sleep(0.05)
-        finally:
-            await registry.close()
-
-    async def upload(self, client: httpx.AsyncClient, name: str, number: int) -> httpx.Response:
-        return await client.post(
-            "/t/acme/v1/adapters", data={"name": name}, files=self.files(number)
-        )
-
-
-@pytest.fixture(scope="module")
-def world(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, redis_session: RedisServer
-) -> Generator[World]:
-    folder = tmp_path_factory.mktemp("apis")
-    model_dir = make_tiny_model(folder / "model", "smollm", max_position_embeddings=8192)
-    adapter = make_tiny_adapter(folder / "adapter", model_dir)
-    with postgres.database() as url:
-        asyncio.run(upgrade(url))
-        redis_session.renew()
-        with api_processes(model_dir, url, redis_session.url) as apis:
-            headers = {"authorization": f"Bearer {apis.service.admin_key}"}
-            with httpx.Client(base_url=apis.service.url, headers=headers, timeout=60) as http:
-                for tenant in ("acme", "zen"):
-                    http.post("/admin/tenants", json={"name": tenant}).raise_for_status()
-            yield World(apis, adapter, url)
-
-
-@pytest.fixture
-async def both(world: World) -> AsyncGenerator[Both]:
-    """A client of each process."""
-    await world.apis.until(lambda: len(world.apis.pids()) == 2)
-    first, second = world.apis.pids()
-    async with world.apis.client(first) as a, world.apis.client(second) as b:
-        yield a, b
 
 
 async def seen_within_a_second(look: Callable[[], Awaitable[bool]]) -> None:
@@ -267,102 +193,8 @@ async def test_fifty_uploads_of_one_name_and_deletes_leave_a_row_and_files_for_e
         asked = {"model": f"storm@{version['version']}", "prompt": [1, 2], "max_tokens": 1}
         reply = await (a, b)[number % 2].post("/t/acme/v1/completions", json=asked)
         assert reply.status_code == 200, reply.text
-    report = await asyncio.to_thread(swept, world, "--dry-run")
+    report = await asyncio.to_thread(world.swept, "--dry-run")
     assert (report["orphans"], report["missing"]) == ([], [])
-
-
-def swept(world: World, *options: str) -> dict[str, Any]:
-    """What the sweeper would do, or did."""
-    command = [sys.executable, "-m", "loraplex", "blobs", "sweep", "--json", *options]
-    done = subprocess.run(
-        [*command, "--min-age", "0", "--data-dir", str(world.apis.service.data_dir)],
-        capture_output=True, check=True,
-        env={**os.environ, "LORAPLEX_DATABASE_URL": world.database_url},
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-class Writer:
-    """Uploads versions, moves an alias and deletes, over and over; keeps what was acknowledged."""
-
-    def __init__(self, world: World, name: str, seed: int) -> None:
-        self.name = name
-        self.kept: dict[int, str] = {}
-        """Digests of versions that must be there."""
-        self.gone: set[int] = set()
-        self.unsure: set[int] = set()
-        """Versions that were to be deleted when the answer failed to come."""
-        self._world = world
-        self._random = Random(seed)
-
-    async def run(self, stop: asyncio.Event) -> None:
-        apis = self._world.apis
-        headers = {"authorization": f"Bearer {apis.service.admin_key}"}
-        async with httpx.AsyncClient(
-            base_url=apis.service.url, headers=headers, timeout=60
-        ) as client:
-            while not stop.is_set():
-                # Connections break; what was not acknowledged may have happened or not.
-                with contextlib.suppress(httpx.TransportError):
-                    await self._write(client)
-
-    async def _write(self, client: httpx.AsyncClient) -> None:
-        path = f"/t/acme/v1/adapters/{self.name}"
-        reply = await self._world.upload(client, self.name, self._random.randrange(10_000))
-        assert reply.status_code in (200, 201), reply.text
-        uploaded = reply.json()
-        if uploaded["version"] not in self.unsure:
-            self.kept[uploaded["version"]] = uploaded["digest"]
-        version = self._random.choice(sorted(self.kept))
-        move = await client.put(f"{path}/aliases/spare", json={"version": version})
-        assert move.status_code == 200, move.text
-        version = self._random.choice(sorted(self.kept))
-        digest = self.kept.pop(version)
-        self.unsure.add(version)
-        gone = await client.delete(f"{path}/versions/{version}")
-        assert gone.status_code in (204, 409), gone.text
-        self.unsure.remove(version)
-        if gone.status_code == 204:
-            self.gone.add(version)
-        else:
-            self.kept[version] = digest
-
-
-@pytest.mark.slow
-async def test_processes_killed_at_random_points_lose_nothing_that_was_acknowledged(
-    world: World, both: Both, tmp_path: Path
-):
-    apis = world.apis
-    random = Random(36)
-    writers = [Writer(world, f"written-{number}", number) for number in range(4)]
-    stop = asyncio.Event()
-    tasks = [asyncio.create_task(writer.run(stop)) for writer in writers]
-    for _ in range(14):
-        await asyncio.sleep(random.uniform(0.05, 1.0))
-        victim = random.choice(apis.pids())
-        os.kill(victim, signal.SIGKILL)
-        await apis.until_replaced(victim)
-    stop.set()
-    await asyncio.gather(*tasks)
-    report = await asyncio.to_thread(swept, world)
-    assert report["missing"] == []
-    report = await asyncio.to_thread(swept, world, "--dry-run")
-    assert (report["orphans"], report["leftovers"], report["missing"]) == ([], 0, [])
-
-    blobs = LocalBlobStore(apis.service.data_dir / "blobs")
-    first, second = apis.pids()
-    async with apis.client(first) as a, apis.client(second) as b:
-        for writer in writers:
-            path = f"/t/acme/v1/adapters/{writer.name}"
-            listed = (await a.get(f"{path}/versions")).raise_for_status().json()["data"]
-            digests = {version["version"]: version["digest"] for version in listed}
-            assert writer.kept.items() <= digests.items()
-            assert not writer.gone & digests.keys()
-            for version, digest in digests.items():
-                await blobs.fetch(digest, tmp_path / f"{writer.name}-{version}")
-            asked = {"model": writer.name, "prompt": [1, 2], "max_tokens": 1}
-            reply = await b.post("/t/acme/v1/completions", json=asked)
-            assert reply.status_code == 200, reply.text
 
 
 async def test_a_stop_drains_both_processes(world: World):

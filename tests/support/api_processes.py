@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +13,14 @@ from typing import Any
 
 import httpx
 import psutil
+from safetensors.torch import load_file, save
 
+from adapter_store.registry.records import UsageRecord
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
 from loraplex.demo.service import DemoService, demo_service
 
+Both = tuple[httpx.AsyncClient, httpx.AsyncClient]
 ENGINE = [
     "--dtype", "float32", "--max-num-seqs", "8", "--threads", "1", "--num-kv-blocks", "1024",
     "--workers", "2", "--drain-seconds", "2", "--api-silence-seconds", "4",
@@ -136,3 +144,49 @@ def api_processes(model_dir: Path, database_url: str, redis_url: str) -> Generat
     variables = {"LORAPLEX_DATABASE_URL": database_url, "LORAPLEX_REDIS_URL": redis_url}
     with demo_service(model_dir, "base", ENGINE, variables) as service:
         yield ApiProcesses(service)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The service, with the tenants `acme` and `zen`, and what to upload to it."""
+
+    apis: ApiProcesses
+    adapter: Path
+    database_url: str
+
+    def files(self, number: int) -> dict[str, tuple[str, bytes]]:
+        """An upload of an adapter that no other number has."""
+        tensors = load_file(self.adapter / "adapter_model.safetensors")
+        weights = save({name: tensor * (1 + number / 128) for name, tensor in tensors.items()})
+        config = (self.adapter / "adapter_config.json").read_bytes()
+        return {"config": ("c", config), "weights": ("w", weights)}
+
+    async def row_of(self, broken: Streamed) -> UsageRecord:
+        """The usage row of a stream whose process could not write it; fails if there are two."""
+        call: str = json.loads(broken.events[0])["id"]
+        registry = Registry(Database(self.database_url))
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    rows = await registry.list_usage("acme", 1000)
+                    if found := [row for row in rows if row.request_id == call]:
+                        [row] = found
+                        return row
+                    await asyncio.sleep(0.05)
+        finally:
+            await registry.close()
+
+    async def upload(self, client: httpx.AsyncClient, name: str, number: int) -> httpx.Response:
+        return await client.post(
+            "/t/acme/v1/adapters", data={"name": name}, files=self.files(number)
+        )
+
+    def swept(self, *options: str) -> dict[str, Any]:
+        """What the sweeper would do, or did."""
+        command = [sys.executable, "-m", "loraplex", "blobs", "sweep", "--json", *options]
+        done = subprocess.run(
+            [*command, "--min-age", "0", "--data-dir", str(self.apis.service.data_dir)],
+            capture_output=True, check=True,
+            env={**os.environ, "LORAPLEX_DATABASE_URL": self.database_url},
+        )  # fmt: skip
+        return json.loads(done.stdout)
