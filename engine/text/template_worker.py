@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from engine.text.chat_template import ChatTemplate
@@ -21,6 +22,8 @@ MEMORY_BYTES = 512 << 20
 CPU_SECONDS = 1.0
 MAX_TEXT_CHARS = 8 << 20
 LENGTH_BYTES = 4
+MAX_TEMPLATES = 16
+"""Compiled ones that are kept: compiling takes longer than rendering."""
 
 
 def main() -> None:
@@ -30,22 +33,37 @@ def main() -> None:
     # Without a handler of Python's: one would wait for the end of whatever runs in C.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the service
+    templates = Templates()
     _write({"ready": True})
     while head := sys.stdin.buffer.read(LENGTH_BYTES):
         job = json.loads(sys.stdin.buffer.read(int.from_bytes(head, "little")))
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        reply = answer(job)
+        reply = answer(job, templates)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(reply)
 
 
-def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+class Templates:
+    """The last templates that were compiled, by source and special tokens."""
+
+    def __init__(self) -> None:
+        self._compiled = lru_cache(MAX_TEMPLATES)(self._compile)
+
+    def of(self, job: Mapping[str, Any]) -> ChatTemplate:
+        """The job's template; raises what compiling raises."""
+        return self._compiled(job["source"], tuple(job["special_tokens"].items()))
+
+    def _compile(self, source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+        return ChatTemplate(source, dict(special_tokens))
+
+
+def answer(job: Mapping[str, Any], templates: Templates) -> dict[str, Any]:
     """Compile the job's `source` and, with `messages`, render it: `text`, or `code` and `message`.
 
     Without messages the answer says whether the template `takes_tools`.
     """
     try:
-        template = ChatTemplate(job["source"], job["special_tokens"])
+        template = templates.of(job)
         if "messages" not in job:
             return {"takes_tools": template.takes_tools}
         text = template.render(job["messages"], **job["options"])

@@ -37,6 +37,15 @@ async def test_text_is_what_the_template_gives_in_this_process(renderer):
     assert expected == "<s>[user] Grüße, 世界!"
 
 
+async def test_a_worker_keeps_no_more_of_one_job_than_its_template(renderer):
+    counts = (
+        "{% set n = namespace(v=0) %}{% for m in messages %}{% set n.v = n.v + 1 %}{% endfor %}"
+    )
+    for number in (1, 2, 1):
+        text = await renderer.render("a", counts + "{{ n.v }}", MESSAGES * number, OPTIONS)
+        assert text == str(number)
+
+
 async def test_it_says_whether_tools_are_shown(renderer):
     assert not await renderer.takes_tools("a", SOURCE)
     assert await renderer.takes_tools("a", "{{ tools }}")
