@@ -13,10 +13,12 @@ from typing import Any
 
 import llguidance
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from engine.grammar.cursor import GrammarCursor
 from engine.grammar.limits import parser_limits
+from engine.text.errors import TokenizerError
 from engine.text.tokenizer_files import read_backend, read_config
 
 CACHE_BYTES = 128 * 2**20
@@ -44,19 +46,20 @@ class Grammars:
     def from_pretrained(
         cls, model_dir: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> "Grammars | None":
-        """Read a model folder's tokenizer; None if it has none that fits.
+        """Read a model folder's tokenizer; None if it has none that fits, which is logged.
 
         `vocab_size` is that of the logits; ids that have no token are never allowed. Takes up to a
         second for large vocabularies, and the interpreter's lock: not for the step loop.
         """
-        if not (model_dir / "tokenizer.json").is_file():
+        try:
+            backend = read_backend(model_dir, read_config(model_dir))
+            tokenizer = llguidance.LLTokenizer(
+                backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
+            )
+        except (TokenizerError, ValueError) as error:  # all else is served as ever
+            log = structlog.get_logger("engine.grammar")
+            log.warning("no structured output with this tokenizer", reason=str(error))
             return None
-        backend = read_backend(model_dir, read_config(model_dir))
-        if backend.get_vocab_size(with_added_tokens=True) > vocab_size or not eos_token_ids:
-            return None
-        tokenizer = llguidance.LLTokenizer(
-            backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids)
-        )
         return cls(tokenizer, vocab_size)
 
     def prepare(self, grammar: str) -> None:

@@ -186,6 +186,9 @@ def test_the_cache_is_bounded_and_keeps_what_is_used(family, monkeypatch):
 
 
 def test_a_model_without_a_fitting_tokenizer_has_no_grammars(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{}")
+    assert Grammars.from_pretrained(tmp_path / "broken", vocab_size=9, eos_token_ids=[2]) is None
     assert Grammars.from_pretrained(tmp_path, vocab_size=400, eos_token_ids=[2]) is None
     folder = write_byte_level_folder(tmp_path / "small")
     assert Grammars.from_pretrained(folder, vocab_size=300, eos_token_ids=[2]) is None

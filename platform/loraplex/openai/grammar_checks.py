@@ -19,27 +19,27 @@ MAX_KNOWN = 4096
 
 
 class GrammarChecks:
-    """Compiles on a thread, which lets go of the interpreter's lock; one at a time."""
+    """Compiles on a thread, which lets go of the interpreter's lock; few at a time."""
 
     def __init__(self, seconds: float = CHECK_SECONDS) -> None:
         self._seconds = seconds
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._limiter = anyio.CapacityLimiter(1)
+        self._limiter = anyio.CapacityLimiter(2)
 
     async def check(self, grammar: str, schemas: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless it compiles in time; `schemas` by the field they came in.
 
-        llguidance's own limits end the work soon after, if its time was up.
+        Waiting for others counts not. llguidance's own limits end the work soon after, if its time
+        was up.
         """
         digest = sha256(grammar.encode()).digest()
         if digest in self._known:
             self._known.move_to_end(digest)
             return
         message: str | None = None
-        with anyio.move_on_after(self._seconds):
-            message = await anyio.to_thread.run_sync(
-                _problem, grammar, abandon_on_cancel=True, limiter=self._limiter
-            )
+        async with self._limiter:
+            with anyio.move_on_after(self._seconds):
+                message = await anyio.to_thread.run_sync(_problem, grammar, abandon_on_cancel=True)
         if message is None:
             raise ApiError(
                 400,
