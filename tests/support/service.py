@@ -185,7 +185,9 @@ async def running_service(
             keys[f"{tenant}:{scope}"] = (await registry.create_key(tenant, [scope])).plain
     engine = engine or FakeEngine()
     blobs = blobs or LocalBlobStore(root / "blobs")
-    tokenizer = Tokenizer.from_pretrained(write_byte_level_folder(root / "tokenizer", chat_template))
+    tokenizer = Tokenizer.from_pretrained(
+        write_byte_level_folder(root / "tokenizer", chat_template)
+    )
     backends = Backends(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
         shared_cache=shared, sources=sources or AdapterSources(SourcePolicy()),
