@@ -51,6 +51,13 @@ class AdapterQueue:
         return next(iter(self._sequences.values()))
 
     @property
+    def cause(self) -> WaitCause | None:
+        """What it waits for; None where nothing waits."""
+        if not self._sequences:
+            return None
+        return "quota" if self.tenant.is_held else self.ledger.cause
+
+    @property
     def waiting(self) -> list[Sequence]:
         """All sequences, in order."""
         return list(self._sequences.values())

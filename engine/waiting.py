@@ -84,7 +84,7 @@ class Waiting:
                 adapter=queue.adapter,
                 waiting=len(queue),
                 running=queue.num_running,
-                cause=None if not queue else "quota" if queue.tenant.is_held else queue.ledger.cause,
+                cause=queue.cause,
                 waited=seconds_by_cause(queue.waited),
             )
             for queue in busy[:count]
