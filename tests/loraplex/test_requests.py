@@ -90,7 +90,7 @@ BAD = [
         ),
         (schema(None), f"{SCHEMA}"),
         (schema([]), f"{SCHEMA}"),
-        (schema({"type": "strin"}), f"{SCHEMA}"),
+        (schema({"type": "text"}), f"{SCHEMA}"),
         (schema({"enum": ["x" * 2**16]}), f"{SCHEMA}"),
         (schema({"$ref": "http://127.0.0.1:1/x.json"}), f"{SCHEMA}"),
         (schema({"properties": {"not": {"not": {}}}}), f"{SCHEMA}.properties.not.not"),
