@@ -30,7 +30,7 @@ from engine.parts import AdapterLimits, EngineParts
 from engine.server import EngineServer
 
 DEFAULT_MAX_NUM_SEQS = 32
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
 
 
 def main(argv: Sequence[str]) -> int:

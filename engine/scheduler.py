@@ -279,7 +279,7 @@ class Scheduler:
     def _collect_debts(self) -> None:
         gate = self._lifecycle.gate
         claim = gate.oldest_claim
-        gate.begin_step(has_room=claim is not None and self._lifecycle.has_room(claim.head))
+        gate.begin_step(is_idle=claim is not None and self._is_idle_for(claim.head))
         while (digest := gate.overdue_victim()) is not None:
             victims = self._lifecycle.running.of_adapter(digest)
             if not all(sequence.has_drawn for sequence in victims):
@@ -287,6 +287,11 @@ class Scheduler:
             for sequence in victims:
                 self._lifecycle.preempt(sequence)
                 self._plan.preempted.append(sequence.sequence_id)
+
+    def _is_idle_for(self, head: Sequence) -> bool:
+        # Above half, recomputing what is preempted costs those that run more than it gains.
+        is_half_empty = 2 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
+        return is_half_empty and self._lifecycle.has_room(head)
 
     def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:
         if drawn.error is not None:

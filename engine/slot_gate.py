@@ -30,7 +30,7 @@ from engine.tenant import Tenant
 from engine.waiting import Waiting
 
 IDLE_LOADS = 3
-"""How often slots go round while seats and blocks are to spare, in times that a load takes (on a
+"""How often slots go round while half of the seats are free, in times that a load takes (on a
 CPU: a step). Of 16 adapters on 8 slots, at half of the rate that saturates them all resident, the
 p99 time to first token is 3.6 times that with all resident; 4.2 times with 4, 12 without. With 2,
 one gap in a hundred is such a pause."""
@@ -178,12 +178,10 @@ class SlotGate:
         """Tokens were charged to a tenant: service went past all claims."""
         self._debt.lend(tenant.name, num_tokens)
 
-    def begin_step(self, *, has_room: bool) -> None:
-        """`has_room`: a seat and blocks are free for the oldest claim's head, which lacks only the
-        slot.
-        """
+    def begin_step(self, *, is_idle: bool) -> None:
+        """`is_idle`: the oldest claim lacks only the slot, and the engine has time to spare."""
         self._num_steps += 1
-        if has_room:
+        if is_idle:
             self._debt.waste(1 / (IDLE_LOADS * self._load_steps))
 
     def loaded(self, digest: str) -> None:

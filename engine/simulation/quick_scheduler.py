@@ -179,7 +179,7 @@ class QuickScheduler(Scheduler):
         num_steps = len(times)
         self._num_steps += num_steps
         for _ in range(num_steps):
-            lifecycle.gate.begin_step(has_room=False)
+            lifecycle.gate.begin_step(is_idle=False)
         fillers = [FILLER_TOKEN_ID] * num_steps
         owed: dict[AdapterQueue, int] = {}
         for sequence in lifecycle.running:

@@ -43,6 +43,14 @@ def _run(rate: float | None, num_adapters: int, zipf: float, *, num_slots: int) 
     return simulation.run()
 
 
+@pytest.mark.parametrize("zipf", [0.0, 1.0])
+def test_at_saturation_slots_that_go_round_do_not_cost_what_they_are_to_save(zipf):
+    resident = _run(None, 16, zipf, num_slots=16)
+    churning = _run(None, 16, zipf, num_slots=NUM_SLOTS)
+    assert churning.seconds <= resident.seconds / 0.9
+    assert churning.num_installs < NUM_REQUESTS / 4
+
+
 @pytest.mark.parametrize(("num_adapters", "zipf", "bar"), [(16, 0.0, 4.0), (64, 1.0, 8.0)])
 def test_at_half_load_churn_costs_a_bounded_wait_and_running_streams_hardly_notice(
     num_adapters, zipf, bar
