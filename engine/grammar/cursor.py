@@ -19,6 +19,8 @@ class GrammarCursor:
     grammar: str
     matcher: Any = None
     """llguidance's state; None until the grammar is compiled."""
+    has_started_anew: bool = False
+    """It failed in a compiled grammar that others had used, and has one of its own time since."""
     num_followed: int = 0
     """Output tokens the matcher has consumed."""
     mask: "NDArray[np.bool_] | None" = None

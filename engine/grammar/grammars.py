@@ -70,7 +70,23 @@ class Grammars:
         """Move `cursor` over `output`, all tokens so far, and set its mask.
 
         False while the grammar is being compiled: ask again in a later step. Raises `GrammarError`.
+
+        Copies of a matcher share their lexer and its limits, which others may have used up: so a
+        failure drops the compiled grammar, and a row begins once more with a new one.
         """
+        try:
+            return self._follow(cursor, output)
+        except GrammarError:
+            if cursor.matcher is None:  # it cannot be compiled
+                raise
+            self._drop(cursor.grammar)
+            if cursor.has_started_anew:
+                raise
+            cursor.has_started_anew, cursor.matcher, cursor.num_followed = True, None, 0
+            self._future(cursor.grammar)
+            return False
+
+    def _follow(self, cursor: GrammarCursor, output: Sequence[int]) -> bool:
         if cursor.matcher is None:
             future = self._future(cursor.grammar)
             if not future.done():
@@ -96,6 +112,10 @@ class Grammars:
             self._num_bytes -= _cost(evicted)
         return future
 
+    def _drop(self, grammar: str) -> None:
+        if self._compiled.pop(grammar, None) is not None:
+            self._num_bytes -= _cost(grammar)
+
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(
             self._tokenizer, grammar, log_level=0, limits=parser_limits()
@@ -104,6 +124,8 @@ class Grammars:
             raise GrammarError(matcher.get_error())
         # Copies share what the lexer has learnt: the first mask of all costs the most.
         matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
         return matcher
 
     def _mask(self, matcher: Any) -> NDArray[np.bool_]:

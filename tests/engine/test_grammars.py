@@ -168,11 +168,22 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_own_row_only(family):
     assert good.error is None and good.tokens
 
 
-def test_an_output_that_is_not_in_the_grammar_is_an_error(family):
+def test_a_row_that_fails_begins_once_more_and_leaves_others_a_new_grammar(family):
+    """Copies share their lexer's limits: what one tenant drew must not fail another's rows."""
     grammars, tokenizer, _ = family
     ready(grammars, COMPACT)
+    spoilt = grammars._future(COMPACT)
+    wrong = tokenizer.encode("the", add_special_tokens=False)
+    cursor, other = GrammarCursor(COMPACT), GrammarCursor(COMPACT)
+    assert grammars.follow(other, [])
+    assert not grammars.follow(cursor, wrong)  # compiled anew
+    assert grammars._future(COMPACT) is not spoilt
+    ready(grammars, COMPACT)
     with pytest.raises(GrammarError, match="left its grammar"):
-        grammars.follow(GrammarCursor(COMPACT), tokenizer.encode("the", add_special_tokens=False))
+        grammars.follow(cursor, wrong)
+    ready(grammars, COMPACT)
+    assert grammars.follow(other, [])
+    assert grammars.follow(GrammarCursor(COMPACT), [])
 
 
 def test_the_cache_is_bounded_and_keeps_what_is_used(family, monkeypatch):
