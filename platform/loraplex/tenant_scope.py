@@ -23,7 +23,10 @@ async def provide_tenant(
     name = request.path_params.get("tenant_name")
     if name is None:
         if caller.tenant is None:
-            raise Forbidden("tenant_required", "with this key, call /t/{tenant}/v1/… instead")
+            raise Forbidden(
+                "tenant_required",
+                "with this key, call /t/{tenant}/v1/… instead, or name the tenant by --tenant",
+            )
         return caller.tenant
     if caller.tenant is not None and caller.tenant.name == name:
         return caller.tenant
