@@ -1,5 +1,6 @@
 """From a model folder to a runner that has proved itself: what an engine process starts with."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,13 @@ class BuiltRunner:
     """What the self-test found; None where it was not asked for."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
-        """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread."""
+        """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread.
+
+        A thread that is not the main one stays alone: with a team of its own there would be more
+        threads than cores, and libgomp lets none of them spin any more, those of the step least.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            torch.set_num_threads(1)  # of this thread's OpenMP; the main thread keeps its team
         return load_adapter(
             folder,
             digest,

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -6,7 +8,8 @@ from engine.build_runner import build_runner
 from engine.errors import ConfigError
 from engine.ops import TorchOps
 from engine.sampling.sampler import Sampler
-from tests.support.tiny_models import make_tiny_model
+from tests.support.model_lab import digest_of
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,23 @@ def test_the_self_test_does_not_depend_on_what_its_memory_held(model_dir, monkey
     monkeypatch.setattr(torch, "empty", poisoned)
     built = build_runner(model_dir, num_kv_blocks=4)
     assert built.invariance is not None and built.invariance.holds
+
+
+def test_a_thread_that_reads_adapters_takes_no_team_of_its_own(model_dir, tmp_path):
+    built = build_runner(model_dir, num_kv_blocks=4, self_test=False)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        folder = make_tiny_adapter(tmp_path / "adapter", model_dir)
+
+        def read() -> int:
+            built.load_adapter(digest_of(folder), folder)
+            return torch.get_num_threads()
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(read).result() == 1
+        assert torch.get_num_threads() == 2
+        built.load_adapter(digest_of(folder), folder)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
