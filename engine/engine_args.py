@@ -43,7 +43,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
     cpu_kernels: Text = "auto"
-    """The path that computes adapters' updates on CPUs: `auto`, `native` (compiled), `torch`."""
+    """What computes on CPUs, LoRA and all else: `auto`, `native` (compiled), `torch`."""
     self_test: bool = True
     """Prove batch invariance on this machine before the socket is bound."""
 

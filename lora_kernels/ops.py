@@ -24,8 +24,9 @@ def add_lora(
 
     Semantics, for each row r of slot s and each slice i that s has weights for:
     ``y[r, slice i] += scaling[s, i] * (x[r] @ A[s, i].T) @ B[s, i].T``. The product is accumulated
-    in float32 and added in float32; only the sum is rounded to y's dtype. Rows of no segment, rows
-    past `batch.num_rows` and slices without weights are not touched.
+    in float32 and added in float32; the sum is rounded to y's dtype, and before it only
+    ``x[r] @ A.T``, to bfloat16, where the compiled path multiplies pairs of bfloat16. Rows of no
+    segment, rows past `batch.num_rows` and slices without weights are not touched.
 
     Args:
         y: [rows, table.out_features], float32 or bfloat16; changed in place. The base's output.
