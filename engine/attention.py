@@ -1,6 +1,6 @@
 """Attention over paged keys and values, as the decoder sees it."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -34,5 +34,33 @@ class AttentionBackend(Protocol):
         Returns:
             [padded, num_heads * head_dim], the dtype of `query`; zeros in padding rows.
 
+        """
+        ...
+
+
+class StaticPlan(Protocol):
+    """A plan of decode steps whose buffers keep their addresses.
+
+    A captured CUDA graph that attends with it reads whatever rows the last `update` brought.
+    """
+
+    def update(self, inputs: BatchInputs) -> None:
+        """Take a step's rows: `starts` and `block_tables`, both on the host.
+
+        There are as many rows as the plan was made for, each with one token. Padded ones are rows
+        like others: one token at position 0, on a block that no sequence owns. Copies are queued
+        on the current stream; nothing waits for the device.
+        """
+        ...
+
+
+@runtime_checkable
+class StaticAttention(Protocol):
+    """An `AttentionBackend` that can be captured; others are planned anew in each step."""
+
+    def make_static_plan(self, num_rows: int, max_blocks: int, kv_cache: KVCache) -> StaticPlan:
+        """For decode steps of `num_rows` rows with tables of up to `max_blocks`, for `attend`.
+
+        Launches depend on these numbers only: grids and splits are those of the capacity.
         """
         ...
