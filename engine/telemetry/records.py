@@ -39,8 +39,8 @@ class RequestRecord(
     """Seconds by cause (`engine.messages.WaitCause`), those without any left out. They sum to the
     queue time."""
     load_seconds: float
-    """What its adapter took from its first wish to its slot, where this request waited for that;
-    else 0. Not a part of the queue time, which has its own `load`."""
+    """What its adapter took to come to host memory and from there into its slot, where this
+    request waited for that; else 0. Not a part of the queue time, which has its own `load`."""
     ttft: float | None
     """Seconds from its arrival to its first token; None if there was none."""
     seconds: float
@@ -53,10 +53,10 @@ class RequestRecord(
     cached_tokens: int
     output_tokens: int
     """Of all choices; those that a client was shown, where a text was cut at a stop string."""
-    finish_reasons: list[EndReason]
-    """One for each choice."""
+    finish_reasons: tuple[EndReason, ...]
+    """One for each choice, as they ended."""
     preemptions: int
-    timeline: list[tuple[float, RequestState]] = []
+    timeline: tuple[tuple[float, RequestState], ...] = ()
     """Seconds from its arrival, state; the first 32 changes and the last."""
     error_code: str | None = None
     """Why, where a choice ended with `error`."""
@@ -127,7 +127,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     number: int
     """Counted from the engine's start."""
     seconds: StepSeconds
-    shares: list[StepShare]
+    shares: tuple[StepShare, ...]
     """The 16 with most tokens, then the rest as one."""
     adapters: int
     """Different adapters in the batch."""
@@ -168,7 +168,7 @@ class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     slot: int | None
     """None for `reserved`: which slot it will be is not known yet."""
     digest: str
-    owners: list[AdapterOwner]
+    owners: tuple[AdapterOwner, ...]
     """Those that asked for it lately, the last one first, at most four; none for an adapter that is
     only pinned so far."""
     kind: SlotEventKind
@@ -208,7 +208,7 @@ class AdapterTotals(msgspec.Struct, kw_only=True, array_like=True):
     seconds: Histogram
     """End to end."""
     load_seconds: Histogram
-    """One observation a load into a slot: from its first wish to being there."""
+    """One observation a load into a slot, the way to host memory included."""
     resident_seconds: float
     """In slots, until now."""
     prompt_tokens: int
@@ -246,18 +246,26 @@ class EngineTotals(msgspec.Struct, kw_only=True, array_like=True):
     step_adapters: Histogram
 
 
+class Cursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far a reader has come; opaque to it. The first one asks for all that is kept."""
+
+    generation: int = 0
+    """Of the engine; what was read from another one counts as nothing."""
+    requests: int = 0
+    steps: int = 0
+    slot_events: int = 0
+
+
 class GetTelemetry(msgspec.Struct, frozen=True, kw_only=True, tag="get_telemetry"):
     """Answered by `Telemetry`."""
 
     call_id: int
-    cursor: int = 0
-    """Of the last answer; 0: all that is kept. One of another generation counts as 0."""
-    generation: int = 0
-    """That the cursor is of."""
-    limit: int = 2000
-    """Records at most in the answer; the rest comes with the next call."""
-    totals: bool = False
-    """With `Telemetry.totals`."""
+    cursor: Cursor = Cursor()
+    """Of the last answer."""
+    limit: int = 500
+    """Records of each kind at most; the rest comes with the next call."""
+    with_totals: bool = False
+    """Whether to send `Telemetry.totals`."""
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
@@ -265,13 +273,13 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
 
     generation: int
     call_id: int
-    cursor: int
+    cursor: Cursor
     """For the next call."""
     requests: list[RequestRecord]
     steps: list[StepRecord]
     slot_events: list[SlotEvent]
     missed: int
-    """Records after the given cursor that were overwritten."""
+    """Records after the given cursor that were overwritten before they could be read."""
     has_more: bool = False
     """Whether `limit` cut the answer."""
     totals: EngineTotals | None = None
