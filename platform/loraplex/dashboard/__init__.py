@@ -1,0 +1,1 @@
+"""The operator's page at `/dashboard`: what waits, for what, and since when."""
