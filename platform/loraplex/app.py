@@ -27,6 +27,7 @@ from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.adapters.version_controller import VersionController
 from loraplex.adapters.vllm_controller import VllmAdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.dashboard.pages import dashboard_pages
 from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
@@ -129,6 +130,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             KeyController,
             AuditController,
             AllUsageController,
+            dashboard_pages(),
             Router("/", route_handlers=_V1),
             Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],

@@ -100,6 +100,7 @@ class Finishes(Struct, frozen=True):
     length: int = 0
     abort: int = 0
     error: int = 0
+    timeout: int = 0
 
 
 class FinishColumns(Struct, frozen=True):
@@ -109,6 +110,7 @@ class FinishColumns(Struct, frozen=True):
     length: list[int]
     abort: list[int]
     error: list[int]
+    timeout: list[int]
 
 
 class Login(Struct, frozen=True, forbid_unknown_fields=True):
