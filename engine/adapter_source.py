@@ -58,6 +58,14 @@ class AdapterSource(Protocol):
         ...
 
 
+class RunningStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """What it drew, once it is over; raises what the step raised."""
+        ...
+
+
 class Runner(Protocol):
     """The side that holds every tensor."""
 
@@ -78,4 +86,15 @@ class Runner(Protocol):
 
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's weights; harmless if it has none."""
+        ...
+
+
+class OverlappingRunner(Runner, Protocol):
+    """A runner that is told of a step while the one before still runs."""
+
+    def launch(self, batch: ScheduledBatch) -> RunningStep:
+        """Queue a step behind those launched before, and return at once; else as `execute`.
+
+        Slots are changed, and steps without `follows` are launched, only while no step runs.
+        """
         ...

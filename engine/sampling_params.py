@@ -40,3 +40,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The output is a text of this grammar (`engine.grammar`); EOS only where such a text ends."""
     logprobs: int | None = None
     """None: none. k >= 0: the sampled token's log-probability and the k most likely ones."""
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether a draw depends on which tokens came before, other than through the model."""
+        return (
+            self.grammar is not None
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )

@@ -20,10 +20,15 @@ class SamplingRow:
     num_prompt_tokens: int
     grammar: GrammarCursor | None = None
     """Where the output stands in its grammar; the sampler moves it."""
+    position: int | None = None
+    """Of a row that was planned before the tokens in front of it were drawn: the index of the token
+    to draw. Its `token_ids` are empty, and nothing that it samples by reads them."""
 
     @property
     def output_position(self) -> int:
         """Index of the token to draw within the output."""
+        if self.position is not None:
+            return self.position
         return len(self.token_ids) - self.num_prompt_tokens
 
 
@@ -64,6 +69,9 @@ class ScheduledBatch:
     block_copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(source, destination) KV blocks to copy before the forward pass (a fork's partial block)."""
     rows: list[ScheduledRow] = field(default_factory=list[ScheduledRow])
+    follows: list[int] = field(default_factory=list[int])
+    """Of a step planned ahead, for each row: the row of the step before whose drawn token it runs,
+    in place of its `token_ids`. Empty where rows bring their tokens."""
     preempted: list[int] = field(default_factory=list[int])
     """Sequence ids that lost their blocks in this step."""
 
@@ -88,8 +96,19 @@ class SampledRow:
 
     tokens: tuple[SampledToken, ...] = ()
     error: str | None = None
+    error_code: str = "sampling_failed"
     is_deferred: bool = False
     """What it takes to draw is not there yet: run the same tokens again in the next step."""
+
+
+class RunSeconds(NamedTuple):
+    """Where a runner's time went."""
+
+    prepare: float
+    """Rows to tensors, block copies."""
+    lora: float
+    """Adapters' updates, estimated where they were not measured."""
+    sample: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +116,5 @@ class StepResult:
     """One entry for each scheduled row, in order; None where the row samples nothing."""
 
     rows: list[SampledRow | None]
+    seconds: RunSeconds | None = None
+    """For statistics; the rest of the runner's time is the forward pass."""
