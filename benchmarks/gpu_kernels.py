@@ -31,9 +31,10 @@ from benchmarks.gpu_cases import (
 )
 from lora_kernels.batch import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.kernel_call import is_interpreted
 from lora_kernels.ops import add_lora
 from lora_kernels.tiles import VARIANTS, Variant
-from lora_kernels.triton_launch import is_interpreted, plan
+from lora_kernels.triton_launch import plan
 
 TIME_LIMIT_SECONDS = 285.0
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -23,14 +23,14 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         # [layer, key or value, head, block, offset, channel]: a head's block is contiguous.
         # Not zeroed: the system then commits memory block by block, as blocks are first used.
-        self._storage = torch.empty(
-            num_layers, 2, num_kv_heads, num_blocks + 1, block_size, head_dim, dtype=dtype
-        )
+        shape = (num_layers, 2, num_kv_heads, num_blocks + 1, block_size, head_dim)
+        self._storage = torch.empty(shape, dtype=dtype, device=device)
         self._storage[:, :, :, self.zero_block] = 0
 
     @property

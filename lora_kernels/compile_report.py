@@ -24,9 +24,10 @@ from triton.compiler import ASTSource
 from lora_kernels.batch import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_table import DeviceLoraTable
+from lora_kernels.kernel_call import KernelCall
 from lora_kernels.ptx_access import Access, read_accesses
 from lora_kernels.tiles import ARCHITECTURES, VARIANTS, Variant
-from lora_kernels.triton_launch import KernelCall, plan
+from lora_kernels.triton_launch import plan
 from lora_kernels.weights import LoraSlice
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -202,7 +203,7 @@ def _source(call: KernelCall) -> ASTSource:
     return ASTSource(call.kernel, signature, dict(call.constants), attrs)
 
 
-def _is_aligned(value: Tensor | int) -> bool:
+def _is_aligned(value: Tensor | int | float) -> bool:
     # A CPU tensor need not start on 16 bytes where a CUDA tensor's block always does.
     return isinstance(value, Tensor) or value % 16 == 0
 

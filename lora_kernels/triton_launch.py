@@ -1,40 +1,16 @@
 """The device path: turns a table and a batch into launches of the Triton kernels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from triton import knobs
 
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_table import DeviceLoraTable
+from lora_kernels.kernel_call import KernelCall, is_interpreted
 from lora_kernels.tiles import Tile
 from lora_kernels.triton_bgmv import bgmv_expand_kernel, bgmv_shrink_kernel
 from lora_kernels.triton_sgmv import sgmv_expand_kernel, sgmv_shrink_kernel
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """One launch; also what the ahead-of-time report compiles, so that both are the same."""
-
-    kernel: Any
-    """A `triton.jit` function."""
-    grid: tuple[int, ...]
-    arguments: Mapping[str, Tensor | int]
-    constants: Mapping[str, int | bool]
-    num_warps: int
-    num_stages: int
-
-    def run(self) -> None:
-        """Queue the kernel on the current stream."""
-        self.kernel[self.grid](
-            **self.arguments,
-            **self.constants,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-            enable_fp_fusion=True,
-        )
 
 
 def add_lora_triton(y: Tensor, x: Tensor, table: DeviceLoraTable, batch: DeviceLoraBatch) -> None:
@@ -145,8 +121,3 @@ def _call(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-
-
-def is_interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU and in NumPy."""
-    return bool(knobs.runtime.interpret)

@@ -1,4 +1,6 @@
-"""The choice between PyTorch's operators and the compiled kernels."""
+"""The choice between PyTorch's operators, the compiled kernels of CPUs, and Triton's on GPUs."""
+
+import torch
 
 from engine.ops.native_library import NativeLibrary, load_native_library
 from engine.ops.native_ops import NativeOps
@@ -32,3 +34,36 @@ def choose_ops(choice: str = "auto", *, library: NativeLibrary | None = None) ->
             f"it has {', '.join(library.instruction_sets)}"
         )
     return NativeOps(library, name)
+
+
+def choose_device_ops(
+    device: torch.device | str,
+    choice: str = "auto",
+    *,
+    max_positions: int,
+    batch_invariant: bool = False,
+    architecture: int | None = None,
+) -> DecoderOps:
+    """Pick for tensors on a GPU, or for the CPU's in Triton's interpreter.
+
+    `choice` is `torch`, `triton` or `auto`: `triton` where it is installed, else `torch`. The rest
+    is told in `engine.triton.ops.TritonOps`. Raises KernelUnavailable where `triton` was asked for
+    by name and is not installed, ValueError for a name that does not exist.
+    """
+    if choice == "torch":
+        return TorchOps()
+    if choice not in ("auto", "triton"):
+        raise ValueError(f"no path on {device} is called {choice!r}: it is auto, triton or torch")
+    try:
+        # Late: the CPU's path never loads Triton, which some platforms do not have.
+        from engine.triton.ops import TritonOps
+    except ImportError as error:
+        if choice == "auto":
+            return TorchOps(f"Triton cannot be loaded: {error}")
+        raise KernelUnavailable(f"Triton cannot be loaded: {error}") from error
+    return TritonOps(
+        device,
+        max_positions=max_positions,
+        batch_invariant=batch_invariant,
+        architecture=architecture,
+    )

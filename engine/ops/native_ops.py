@@ -1,6 +1,7 @@
 """A decoder's operations through the compiled kernels, where they take the model's shapes."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import structlog
@@ -113,7 +114,7 @@ class NativeOps:
         dtype: torch.dtype,
     ) -> KVCache:
         """See `DecoderOps.make_kv_cache`."""
-        shape = {
+        shape: dict[str, Any] = {
             "num_layers": num_layers,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,

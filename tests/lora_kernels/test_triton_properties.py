@@ -9,9 +9,10 @@ import torch
 from lora_kernels import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_table import DeviceLoraTable
+from lora_kernels.kernel_call import KernelCall
 from lora_kernels.pool import pages_for
 from lora_kernels.tiles import VARIANTS
-from lora_kernels.triton_launch import KernelCall, plan
+from lora_kernels.triton_launch import plan
 from tests.support.device_lora import (
     assert_like_reference,
     device_batch,

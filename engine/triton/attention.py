@@ -1,0 +1,307 @@
+"""Attention on GPUs: plans a step's tiles and launches the kernels of `attention_kernel`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch_inputs import NO_BLOCK, BatchInputs, IntArray
+from engine.errors import ConfigError
+from engine.kv_cache import KVCache
+from engine.triton.attention_kernel import combine_splits_kernel, paged_attention_kernel
+from engine.triton.kv_cache import TritonKVCache
+from engine.triton.query_tiles import TILE_FIELDS, TileMap, chunk_tiles, decode_tiles
+from engine.triton.tiles import (
+    AttentionTile,
+    Kind,
+    attention_tile,
+    choose_num_splits,
+    padded_head_dim,
+)
+from engine.triton.to_device import to_device
+from lora_kernels.kernel_call import KernelCall, is_interpreted
+
+
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Tiles of one launch."""
+
+    kind: Kind
+    tiles: Tensor
+    """[tiles, 4] int32, on the device; see `engine.triton.query_tiles`."""
+    num_splits: int
+    partial: Tensor | None = None
+    """[padded tokens, heads, num_splits, head_dim] float32: what shares of positions gave."""
+    lse: Tensor | None = None
+    """[padded tokens, heads, num_splits] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One step's rows in device memory; serves every layer."""
+
+    block_tables: Tensor
+    """[rows, blocks] int32; what is no block of a row is never read."""
+    groups: tuple[TileGroup, ...]
+    num_tokens: int
+    """Tokens past these are padding, whose output is zeros."""
+
+
+class StaticAttentionPlan:
+    """Decode steps of so many rows: an `engine.attention.StaticPlan`."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        """Its tensors keep their addresses."""
+
+    def update(self, inputs: BatchInputs) -> None:
+        """See `engine.attention.StaticPlan`; raises ValueError for rows that do not fit.
+
+        A row at position -1 (`starts`) is padding that reads no block, and gets zeros.
+        """
+        tables = self.plan.block_tables
+        rows, blocks = inputs.block_tables.shape
+        if rows != tables.shape[0] or blocks > tables.shape[1]:
+            raise ValueError(
+                f"block tables are {rows} by {blocks}; the plan is for {tables.shape[0]} rows "
+                f"of up to {tables.shape[1]}"
+            )
+        self.plan.groups[0].tiles.copy_(
+            to_device(decode_tiles(np.arange(rows), np.arange(rows), inputs.starts), tables.device),
+            non_blocking=True,
+        )
+        tables[:, :blocks].copy_(
+            to_device(inputs.block_tables.astype(np.int32), tables.device), non_blocking=True
+        )
+
+
+class TritonAttention:
+    """The `AttentionBackend` of GPUs, and of Triton's interpreter.
+
+    A step is one launch for its rows with a single token (and one that combines their splits), and
+    one for all others. With `batch_invariant` both kinds use the same tiles and no splits, so that
+    a row's bits are its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_positions: int,
+        device: torch.device | str,
+        scale: float | None = None,
+        softcap: float | None = None,
+        batch_invariant: bool = False,
+        architecture: int,
+    ) -> None:
+        """Attention of one model's shape.
+
+        Args:
+            num_heads: query heads; a multiple of `num_kv_heads`.
+            num_kv_heads: key and value heads.
+            head_dim: channels of a head.
+            max_positions: of the longest sequence; what splits are chosen by.
+            device: of queries and caches.
+            scale: factor of the scores; None: ``head_dim ** -0.5``.
+            softcap: scaled scores become ``softcap * tanh(score / softcap)``; None: they stay.
+            batch_invariant: whether a row's bits must not depend on the batch or on its cuts.
+            architecture: compute capability x 10.
+
+        Raises ConfigError for a shape that the kernel does not take.
+
+        """
+        if num_heads % num_kv_heads:
+            raise ConfigError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads")
+        self._num_heads, self._num_kv_heads = num_heads, num_kv_heads
+        self._head_dim = head_dim
+        self._max_positions = max_positions
+        self._device = torch.device(device)
+        self._scale = head_dim**-0.5 if scale is None else scale
+        self._softcap = softcap
+        self._batch_invariant = batch_invariant
+        self._architecture = architecture
+        try:
+            self.tile("decode", torch.bfloat16)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def tile(self, kind: Kind, dtype: torch.dtype) -> AttentionTile:
+        """The tile of a launch; `dtype` is that in which keys are stored."""
+        group = self._num_heads // self._num_kv_heads
+        kind = "chunk" if self._batch_invariant else kind
+        return attention_tile(kind, group, self._head_dim, dtype, self._architecture)
+
+    def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> AttentionPlan:
+        """Cut a step's rows into tiles and copy them to the device, in one copy."""
+        lengths = np.diff(inputs.query_start_loc)
+        first = inputs.query_start_loc[:-1]
+        several = np.flatnonzero(lengths > 1)
+        single = np.flatnonzero(lengths == 1)
+        dtype = kv_cache.layer(0)[0].dtype
+        maps: list[tuple[Kind, TileMap]] = []
+        if len(single):
+            maps.append(("decode", decode_tiles(single, first[single], inputs.starts[single])))
+        if len(several):
+            tokens = self.tile("chunk", dtype).rows // (self._num_heads // self._num_kv_heads)
+            cut = chunk_tiles(
+                several, first[several], lengths[several], inputs.starts[several], tokens
+            )
+            maps.append(("chunk", cut))
+        return self._plan(maps, inputs.block_tables, inputs.num_tokens)
+
+    def make_static_plan(
+        self, num_rows: int, max_blocks: int, kv_cache: KVCache
+    ) -> StaticAttentionPlan:
+        """See `engine.attention.StaticAttention`."""
+        rows = np.arange(num_rows)
+        tables = np.full((num_rows, max_blocks), NO_BLOCK, np.int64)
+        nothing = decode_tiles(rows, rows, np.full_like(rows, -1))
+        return StaticAttentionPlan(self._plan([("decode", nothing)], tables, num_rows))
+
+    def _plan(
+        self, maps: list[tuple[Kind, TileMap]], block_tables: IntArray, num_tokens: int
+    ) -> AttentionPlan:
+        sizes = [tiles.size for _, tiles in maps]
+        # Tiles first, so that each starts on 16 bytes.
+        host = np.concatenate(
+            [*(tiles.ravel() for _, tiles in maps), block_tables.ravel().astype(np.int32)]
+        )
+        *parts, tables = to_device(host, self._device).split([*sizes, block_tables.size])
+        groups = tuple(
+            self._group(kind, part.view(-1, TILE_FIELDS), num_tokens)
+            for (kind, _), part in zip(maps, parts, strict=True)
+        )
+        return AttentionPlan(tables.view(block_tables.shape), groups, num_tokens)
+
+    def _group(self, kind: Kind, tiles: Tensor, num_tokens: int) -> TileGroup:
+        num_splits = 1
+        if kind == "decode" and not self._batch_invariant:
+            num_splits = choose_num_splits(
+                len(tiles), self._num_kv_heads, self._max_positions, self._architecture
+            )
+        if num_splits == 1:
+            return TileGroup(kind, tiles, 1)
+        shape = (num_tokens, self._num_heads, num_splits)
+        return TileGroup(
+            kind,
+            tiles,
+            num_splits,
+            torch.empty(*shape, self._head_dim, dtype=torch.float32, device=self._device),
+            torch.empty(*shape, dtype=torch.float32, device=self._device),
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_cache: KVCache,
+        layer: int,
+        window: int | None,
+        plan: AttentionPlan | StaticAttentionPlan,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.attend`; `out` [padded, num_heads * head_dim] takes the result."""
+        assert isinstance(kv_cache, TritonKVCache)
+        plan = plan.plan if isinstance(plan, StaticAttentionPlan) else plan
+        if out is None:
+            out = query.new_empty(query.shape[0], self._num_heads * self._head_dim)
+        if plan.num_tokens < out.shape[0]:
+            out[plan.num_tokens :].zero_()
+        for call in self.calls(out, query, kv_cache, layer, window, plan):
+            call.run()
+        return out
+
+    def calls(
+        self,
+        out: Tensor,
+        query: Tensor,
+        kv_cache: TritonKVCache,
+        layer: int,
+        window: int | None,
+        plan: AttentionPlan,
+    ) -> Iterator[KernelCall]:
+        """The launches of `attend`."""
+        assert query.stride()[1:] == (self._head_dim, 1) and out.stride(1) == 1
+        for group in plan.groups:
+            yield self._attention_call(out, query, kv_cache, layer, window, plan, group)
+            if group.num_splits > 1:
+                yield self._combine_call(out, group)
+
+    def _attention_call(
+        self,
+        out: Tensor,
+        query: Tensor,
+        kv_cache: TritonKVCache,
+        layer: int,
+        window: int | None,
+        plan: AttentionPlan,
+        group: TileGroup,
+    ) -> KernelCall:
+        keys, values = kv_cache.layer(layer)
+        scales = kv_cache.layer_scales(layer)
+        tile = self.tile(group.kind, keys.dtype)
+        return KernelCall(
+            kernel=paged_attention_kernel,
+            grid=(len(group.tiles), self._num_kv_heads, group.num_splits),
+            arguments={
+                "out_ptr": out if group.partial is None else group.partial,
+                "lse_ptr": scales if group.lse is None else group.lse,
+                "q_ptr": query,
+                "k_ptr": keys,
+                "v_ptr": values,
+                "kv_scales_ptr": scales,
+                "tables_ptr": plan.block_tables,
+                "tiles_ptr": group.tiles,
+                "scale": self._scale,
+                "softcap": self._softcap or 0.0,
+                "window": window or 0,
+                "stride_q": query.stride(0),
+                "stride_out": out.stride(0),
+                "stride_kv_head": keys.stride(0),
+                "stride_table": plan.block_tables.stride(0),
+            },
+            constants={
+                "GROUP": self._num_heads // self._num_kv_heads,
+                "HEAD_DIM": self._head_dim,
+                "BLOCK_SIZE": kv_cache.block_size,
+                "BLOCK_M": tile.rows,
+                "BLOCK_N": tile.positions,
+                "BLOCK_D": padded_head_dim(self._head_dim),
+                "NUM_SPLITS": group.num_splits,
+                "HAS_WINDOW": window is not None,
+                "HAS_SOFTCAP": self._softcap is not None,
+                "KV_IS_FP8": kv_cache.is_fp8,
+                "FP8_IS_NATIVE": self._architecture >= 89,
+                "HAS_WHOLE_TILES": group.kind == "chunk"
+                and window is None
+                and not self._batch_invariant,
+                "UPCAST": is_interpreted(),
+            },
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+
+    def _combine_call(self, out: Tensor, group: TileGroup) -> KernelCall:
+        assert group.partial is not None and group.lse is not None
+        return KernelCall(
+            kernel=combine_splits_kernel,
+            grid=(len(group.tiles), self._num_heads),
+            arguments={
+                "out_ptr": out,
+                "part_ptr": group.partial,
+                "lse_ptr": group.lse,
+                "tiles_ptr": group.tiles,
+                "stride_out": out.stride(0),
+            },
+            constants={
+                "HEAD_DIM": self._head_dim,
+                "BLOCK_D": padded_head_dim(self._head_dim),
+                "NUM_SPLITS": group.num_splits,
+            },
+            num_warps=1 if group.num_splits * self._head_dim <= 2048 else 4,
+            num_stages=1,
+        )

@@ -1,0 +1,105 @@
+"""Tile sizes of the attention kernel, and how many programs share a row's positions.
+
+Fixed by architecture, dtype and head size, never searched for: a tile decides the order of sums,
+so the same model must always meet the same tile, and a start must not wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal["decode", "chunk"]
+"""decode: one token a row. chunk: any number of them; also every batch-invariant step."""
+
+MAX_GROUP = 64
+"""Query heads that may share a KV head: all of them are rows of one tile."""
+MAX_HEAD_DIM = 256
+
+_SPLIT_POSITIONS = 256
+"""Fewer positions than this are not worth a program of their own."""
+_MAX_SPLITS = 32
+_PROGRAMS_A_PROCESSOR = 2
+_PROCESSORS: Mapping[int, int] = {80: 108, 90: 132, 100: 148}
+"""Streaming multiprocessors of A100, H100 and B200; other GPUs use the number of their kin."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """How a program cuts its work."""
+
+    rows: int
+    """Queries times heads of a group; a multiple of 16, as tensor cores have it."""
+    positions: int
+    """Of keys and values, a step."""
+    num_warps: int
+    num_stages: int
+
+
+def table_of(architecture: int) -> int:
+    """The table (80, 90, 100) that a compute capability x 10 uses.
+
+    12.x has the shared memory of 8.x and not of 10.x, so it takes the table of 8.0. Raises
+    ValueError for a GPU older than 8.0.
+    """
+    if architecture < 80:
+        raise ValueError(f"compute capability {architecture / 10} is before 8.0")
+    if architecture >= 120:
+        return 80
+    return max(known for known in _PROCESSORS if known <= architecture)
+
+
+def attention_tile(
+    kind: Kind, group: int, head_dim: int, dtype: torch.dtype, architecture: int
+) -> AttentionTile:
+    """The tile for `group` query heads a KV head, of `head_dim` channels.
+
+    Raises ValueError for heads or groups that are too large.
+    """
+    if not 1 <= group <= MAX_GROUP:
+        raise ValueError(f"{group} query heads share a KV head; the kernel takes up to {MAX_GROUP}")
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"heads have {head_dim} channels; the kernel takes up to {MAX_HEAD_DIM}")
+    size = padded_head_dim(head_dim)
+    table = table_of(architecture)
+    tile = _FLOAT[kind] if dtype is torch.float32 else _HALF[table][kind]
+    # A tile of keys is 16 KiB whatever the size of a head, and 64 or 128 positions at most.
+    positions = max(16, min(tile.positions, tile.positions * 128 // size))
+    rows = max(tile.rows, 1 << (group - 1).bit_length())
+    num_stages = tile.num_stages if size >= 64 else 2
+    return AttentionTile(rows, positions, tile.num_warps, num_stages)
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Channels of a tile: a power of two, 16 at least."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def choose_num_splits(
+    num_rows: int, num_kv_heads: int, max_positions: int, architecture: int
+) -> int:
+    """Programs that share the positions of each row of a decode step; a power of two.
+
+    Enough to occupy every processor twice, by what is known before a step: rows the step has room
+    for, and positions the longest sequence may have.
+    """
+    wanted = _PROGRAMS_A_PROCESSOR * _PROCESSORS[table_of(architecture)]
+    programs = max(1, num_rows * num_kv_heads)
+    useful = -(-max_positions // _SPLIT_POSITIONS)
+    num_splits = 1
+    while num_splits < _MAX_SPLITS and num_splits < useful and num_splits * programs < wanted:
+        num_splits *= 2
+    return num_splits
+
+
+_HALF: Mapping[int, Mapping[Kind, AttentionTile]] = {
+    80: {"decode": AttentionTile(16, 64, 4, 2), "chunk": AttentionTile(64, 64, 4, 2)},
+    90: {"decode": AttentionTile(16, 64, 4, 3), "chunk": AttentionTile(128, 64, 8, 3)},
+    100: {"decode": AttentionTile(16, 64, 4, 3), "chunk": AttentionTile(128, 64, 8, 3)},
+}
+# Exact products use no tensor cores, and elements are twice as wide.
+_FLOAT: Mapping[Kind, AttentionTile] = {
+    "decode": AttentionTile(16, 32, 4, 2),
+    "chunk": AttentionTile(16, 32, 4, 2),
+}
