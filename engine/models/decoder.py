@@ -1,6 +1,6 @@
 """The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from engine.models.projections import (
 )
 from engine.models.rotary import RotaryTable
 from engine.models.weight_reader import WeightReader
-from engine.ops import DecoderOps, LinearOp, TorchOps
+from engine.ops import DecoderOps, LinearOp, RotationOp, TorchOps
 from engine.padding import padded_rows
 from lora_kernels import CpuKernels, EmbeddingTable, LoraBatch
 from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuTable
@@ -103,25 +103,13 @@ class Decoder:
 
         Logits are of the tokens in `inputs.logit_tokens`, in the decoder's dtype.
         """
-        hidden = self.hidden_states(inputs, kv_cache, attention)
-        return self.logits(hidden.index_select(0, inputs.logit_tokens), inputs.logit_slots)
-
-    def hidden_states(
-        self, inputs: BatchInputs, kv_cache: KVCache, attention: AttentionBackend
-    ) -> Tensor:
-        """[padded, hidden_size] before the final norm."""
-        ops, num_tokens = self.ops, inputs.num_tokens
+        ops = self.ops
         plan = attention.plan(inputs, kv_cache)
         rotate = ops.rotation(self._rotary, inputs.positions)
-        eps, head_dim, activation = (
-            self.config.norm_eps,
-            self.config.head_dim,
-            self.config.activation,
-        )
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        eps, activation, lora = self.config.norm_eps, self.config.activation, inputs.lora
         x = self._embedding.take_rows(inputs.token_ids)
         if self.embedding_lora.is_used:
-            self.embedding_lora.add_(x, inputs.token_ids, inputs.lora)
+            self.embedding_lora.add_(x, inputs.token_ids, lora)
         if self._embedding_scale is not None:
             x.mul_(self._embedding_scale)
         update: Tensor | None = None
@@ -130,44 +118,63 @@ class Decoder:
                 normed = ops.norm(x, layer.attention_norm, eps)
             else:
                 normed = ops.add_and_norm_(x, update, layer.attention_norm, eps)
-            qkv = layer.qkv(normed, inputs.lora)
-            heads = qkv.view(qkv.shape[0], -1, head_dim)
-            query_key, value = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = query_key.split([num_heads, num_kv_heads], dim=1)
-                normed_heads = (
-                    ops.norm(query, layer.query_norm, eps),
-                    ops.norm(key, layer.key_norm, eps),
-                )
-                query_key = torch.cat(normed_heads, dim=1)
-            query, key = rotate(query_key).split([num_heads, num_kv_heads], dim=1)
-            kv_cache.write(index, key[:num_tokens], value[:num_tokens], inputs.slot_mapping)
+            query, key, value = self._query_key_value(layer, normed, lora, rotate)
+            tokens = slice(inputs.num_tokens)
+            kv_cache.write(index, key[tokens], value[tokens], inputs.slot_mapping)
             attended = attention.attend(query, kv_cache, index, layer.window, plan)
-            update = layer.out(attended, inputs.lora)
+            if index == len(self.layers) - 1:
+                # Nobody reads what else the last layer would make of tokens that do not sample.
+                x, attended, lora = self._only_sampling(inputs, x, attended)
+            update = layer.out(attended, lora)
             if layer.attention_out_norm is not None:
                 update = ops.norm(update, layer.attention_out_norm, eps)
             normed = ops.add_and_norm_(x, update, layer.mlp_norm, eps)
-            gate_up = layer.gate_up(normed, inputs.lora)
-            update = layer.down(ops.activate(gate_up, activation), inputs.lora)
+            gate_up = layer.gate_up(normed, lora)
+            update = layer.down(ops.activate(gate_up, activation), lora)
             if layer.mlp_out_norm is not None:
                 update = ops.norm(update, layer.mlp_out_norm, eps)
-        return x if update is None else x.add_(update)
-
-    def logits(self, hidden: Tensor, slots: Sequence[int | None]) -> Tensor:
-        """[rows, hidden_size] before the final norm -> [rows, vocab_size].
-
-        `slots` are the rows' adapters.
-        """
-        num_rows = hidden.shape[0]
-        padded = hidden.new_zeros(padded_rows(num_rows, self.row_tile), hidden.shape[1])
-        padded[:num_rows] = hidden
-        normed = self.ops.norm(padded, self._final_norm, self.config.norm_eps)
-        batch = self._no_adapters
-        if self._lm_head.is_adapted:
-            batch = LoraBatch.from_runs(slots, [1] * num_rows)
-        logits = self._lm_head(normed, batch)[:num_rows]
+        assert update is not None
+        normed = ops.add_and_norm_(x, update, self._final_norm, eps)
+        batch = lora if self._lm_head.is_adapted else self._no_adapters
+        logits = self._lm_head(normed, batch)[: len(inputs.logit_slots)]
         cap = self.config.logit_softcap
         return logits if cap is None else _soft_cap(logits, cap)
+
+    def _query_key_value(
+        self, layer: DecoderLayer, normed: Tensor, lora: LoraBatch, rotate: RotationOp
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        eps, head_dim = self.config.norm_eps, self.config.head_dim
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        qkv = layer.qkv(normed, lora)
+        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        query_key, value = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = query_key.split([num_heads, num_kv_heads], dim=1)
+            normed_heads = (
+                self.ops.norm(query, layer.query_norm, eps),
+                self.ops.norm(key, layer.key_norm, eps),
+            )
+            query_key = torch.cat(normed_heads, dim=1)
+        query, key = rotate(query_key).split([num_heads, num_kv_heads], dim=1)
+        return query, key, value
+
+    def _only_sampling(
+        self, inputs: BatchInputs, x: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, LoraBatch]:
+        num_logits = len(inputs.logit_slots)
+        if num_logits == inputs.num_tokens:
+            return x, attended, inputs.lora
+
+        def narrow(full: Tensor) -> Tensor:
+            few = full.new_zeros(padded_rows(num_logits, self.row_tile), full.shape[1])
+            torch.index_select(full, 0, inputs.logit_tokens, out=few[:num_logits])
+            return few
+
+        return (
+            narrow(x),
+            narrow(attended),
+            LoraBatch.from_runs(inputs.logit_slots, [1] * num_logits),
+        )
 
 
 def load_decoder(
