@@ -1,13 +1,17 @@
 """Traffic as options say it: `lognormal:1000:0.8:32:8192`, `zipf:1.1`, `gamma:2`."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from engine.simulation.figures import Slo
 from engine.simulation.lengths import EmpiricalLength, FixedLength, Lengths, LognormalLength
 from engine.simulation.popularity import Popularity, one_hot, uniform, zipf
+
+T = TypeVar("T")
 
 
 class Spec(click.ParamType[Any, Any]):
@@ -74,3 +78,55 @@ def read_popularity(spec: str) -> Callable[[int], Popularity]:
             return lambda num_adapters: one_hot(num_adapters, *given)
         case _:
             raise ValueError("not uniform, zipf[:EXPONENT] or hot[:SHARE]")
+
+
+def traffic_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `prompts`, `outputs`, `variation`, `popularity` and `trace`."""
+    lengths = Spec("lengths", read_lengths)
+    for option in (
+        click.option(
+            "--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Replay JSONL: at, prompt_tokens, output_tokens, tenant, adapter.",
+        ),
+        click.option(
+            "--popularity", type=Spec("popularity", read_popularity), default="zipf",
+            show_default=True, help="Of adapters: uniform, zipf[:EXPONENT] or hot[:SHARE].",
+        ),
+        click.option(
+            "--arrivals", "variation", type=Spec("arrivals", read_variation), default="poisson",
+            show_default=True, help="poisson, gamma:VARIATION or bursty.",
+        ),
+        click.option(
+            "--outputs", type=lengths, default="lognormal:250:0.8:8:2048", show_default=True,
+        ),
+        click.option(
+            "--prompts", type=lengths, default="lognormal:1000:0.8:32:8192", show_default=True,
+            help="Tokens: fixed:N, lognormal:MEAN[:SIGMA[:SHORTEST:LONGEST]] or @FILE, a number "
+            "a line.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def slo_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--slo-ttft-ms` and `--slo-tpot-ms`, and hand the command an `Slo` as `slo`."""
+
+    @click.option("--slo-ttft-ms", type=click.FloatRange(0), default=500.0, show_default=True)
+    @click.option("--slo-tpot-ms", type=click.FloatRange(0), default=80.0, show_default=True)
+    @functools.wraps(command)
+    def wrapped(*args: Any, slo_ttft_ms: float, slo_tpot_ms: float, **kwargs: Any) -> T:
+        return command(*args, slo=Slo(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3), **kwargs)
+
+    return wrapped
+
+
+def file_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add `--json` and `--html`: files to write."""
+    path = click.Path(dir_okay=False, writable=True, path_type=Path)
+    for option in (
+        click.option("--html", "html_file", type=path, help="Write a report with plots."),
+        click.option("--json", "json_file", type=path, help="Write all rows to this file."),
+    ):
+        command = option(command)
+    return command

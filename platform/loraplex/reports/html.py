@@ -1,0 +1,88 @@
+"""A report as one HTML file: no script, nothing loaded, readable in light, dark and print."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from loraplex.reports.chart import chart
+from loraplex.reports.plots import LinePlot, Report, Section, TextTable, line_table
+
+STYLE = """
+:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--soft:#59636e;--edge:#d8dee4;
+--card:#f6f8fa}
+@media (prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--soft:#9198a1;
+--edge:#30363d;--card:#161b22}}
+body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:44px 0 6px}
+p{margin:0 0 12px;max-width:80ch}.soft{color:var(--soft)}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(165px,1fr));gap:12px;margin:22px 0}
+.facts div{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 14px}
+.facts dt{color:var(--soft);font-size:13px}.facts dd{margin:0;font-size:21px;font-weight:600}
+.pair{display:grid;grid-template-columns:minmax(0,3fr) minmax(0,2fr);gap:26px;align-items:start}
+.pair svg{width:100%;height:auto}.wide{overflow-x:auto}
+table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
+th,td{padding:5px 9px;border-bottom:1px solid var(--edge);text-align:right;white-space:nowrap}
+th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
+th:first-child,td:first-child{text-align:left}
+@media (max-width:900px){.pair{grid-template-columns:minmax(0,1fr)}}
+@media print{.pair{grid-template-columns:minmax(0,1fr)}h2,.pair{break-inside:avoid}}
+"""
+
+
+def render(report: Report) -> str:
+    """The whole file."""
+    title = escape(report.title)
+    return "".join(
+        (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1">'
+            '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+            "style-src 'unsafe-inline'\">"
+            f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
+            f'<h1>{title}</h1><p class="soft">{escape(report.lead)}</p>',
+            *_facts(report.facts),
+            *(part for section in report.sections for part in _section(section)),
+            *_settings(report.settings),
+            "</main></body></html>\n",
+        )
+    )
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> Iterable[str]:
+    if facts:
+        yield '<dl class="facts">'
+        for label, value in facts:
+            yield f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
+        yield "</dl>"
+
+
+def _section(section: Section) -> Iterable[str]:
+    yield f"<section><h2>{escape(section.title)}</h2>"
+    if section.text:
+        yield f"<p>{escape(section.text)}</p>"
+    table = section.table
+    if table is None and isinstance(section.plot, LinePlot):
+        table = line_table(section.plot)
+    if section.plot is None:
+        yield f'<div class="wide">{_table(table)}</div>' if table else ""
+    else:
+        drawn = chart(section.plot, title=section.title)
+        yield f'<div class="pair">{drawn}<div class="wide">{_table(table)}</div></div>'
+    yield "</section>"
+
+
+def _settings(settings: Sequence[tuple[str, str]]) -> Iterable[str]:
+    if settings:
+        yield "<section><h2>Made with</h2>"
+        yield _table(TextTable(("setting", "value"), settings))
+        yield "</section>"
+
+
+def _table(table: TextTable | None) -> str:
+    if table is None:
+        return ""
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

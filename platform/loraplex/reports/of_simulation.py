@@ -1,0 +1,172 @@
+"""The report of a study: policies against arrival rates, as means over random seeds."""
+
+from collections.abc import Sequence
+
+from engine.simulation.published import Comparison
+from engine.simulation.study import Row, spread
+from loraplex.reports.plots import (
+    BarPlot,
+    LinePlot,
+    Point,
+    Report,
+    Section,
+    Series,
+    TextTable,
+)
+
+NUM_ADAPTERS = 20
+LINES = (
+    ("Output tokens a second", "output_tokens_per_second", "tokens/s", "linear"),
+    ("Time to first token, median", "ttft_p50_ms", "ms", "log"),
+    ("Time per output token, median", "tpot_p50_ms", "ms", "linear"),
+    ("Gap between two tokens, 99th percentile", "gap_p99_ms", "ms", "log"),
+    ("Goodput", "goodput", "share of requests", "linear"),
+    ("KV blocks in use, mean", "kv_use", "share of blocks", "linear"),
+)  # fmt: skip
+COLUMNS = (
+    ("tokens/s", "output_tokens_per_second", 0), ("TTFT p50", "ttft_p50_ms", 0),
+    ("TTFT p99", "ttft_p99_ms", 0), ("TPOT p50", "tpot_p50_ms", 1), ("gap p99", "gap_p99_ms", 1),
+    ("queue p99", "queue_p99_ms", 0), ("goodput", "goodput", 2),
+    ("rows used", "slot_efficiency", 2), ("KV used", "kv_use", 2), ("slots", "slots_used", 1),
+    ("preempted", "num_preemptions", 0), ("loads", "num_loads", 0),
+)  # fmt: skip
+Groups = dict[tuple[str, float], list[Row]]
+
+
+def grouped(rows: Sequence[Row]) -> Groups:
+    """By policy and rate, in the order in which they are first met."""
+    groups: Groups = {}
+    for row in rows:
+        groups.setdefault((row.policy, row.rate), []).append(row)
+    return groups
+
+
+def cell(group: Sequence[Row], field: str, digits: int) -> str:
+    """A figure's mean, and the deviation of single seeds where there are several."""
+    found = spread(group, lambda row: float(getattr(row.figures, field)))
+    mean = f"{found.mean:,.{digits}f}"
+    return f"{mean} ± {found.deviation:,.{digits}f}" if len(group) > 1 else mean
+
+
+def simulation_report(
+    rows: Sequence[Row], comparisons: Sequence[Comparison], settings: Sequence[tuple[str, str]]
+) -> Report:
+    """Of at least one row."""
+    groups = grouped(rows)
+    num_seeds = max(len(group) for group in groups.values())
+    sections = [*_curves(groups), *_queues(groups), _all(groups)]
+    if comparisons:
+        sections.insert(0, _published(comparisons))
+    best = _best(groups)
+    return Report(
+        title="Simulation",
+        lead="The scheduler that serves, in simulated time. Means over "
+        f"{num_seeds} random seeds; shaded: the standard deviation of single runs.",
+        facts=[
+            ("most good requests/s", f"{best[2]:,.1f}"),
+            ("policy", best[0]),
+            ("at, requests/s", f"{best[1]:g}" if best[1] else "trace"),
+            ("seeds", f"{num_seeds}"),
+        ],
+        sections=sections,
+        settings=settings,
+    )
+
+
+def curves(groups: Groups, title: str, field: str, y_label: str, scale: str) -> Section:
+    """One figure over the arrival rate, a line for each policy."""
+    series: dict[str, list[Point]] = {}
+    for (policy, rate), group in sorted(groups.items(), key=lambda item: item[0][1]):
+        found = spread(group, lambda row: float(getattr(row.figures, field)))
+        series.setdefault(policy, []).append(Point(rate, found.mean, found.deviation))
+    order = list(dict.fromkeys(policy for policy, _ in groups))
+    plot = LinePlot(
+        x_label="requests/s",
+        y_label=y_label,
+        series=[Series(policy, series[policy]) for policy in order],
+        y_scale="log" if scale == "log" else "linear",
+    )
+    return Section(title=title, plot=plot)
+
+
+def _curves(groups: Groups) -> list[Section]:
+    if len({rate for _, rate in groups}) < 2:
+        return []
+    return [curves(groups, *line) for line in LINES]
+
+
+def _queues(groups: Groups) -> list[Section]:
+    """Where adapters waited, under the last policy at its highest rate."""
+    (policy, rate), group = max(groups.items(), key=lambda item: item[0][1])
+    adapters = group[0].adapters[:NUM_ADAPTERS]
+    causes = list(dict.fromkeys(cause for a in adapters for cause in a.queue_ms))
+    if not causes:
+        return []
+    return [
+        Section(
+            title=f"Queue time by adapter and cause: {policy} at {rate:g} requests/s",
+            text="The adapters that waited longest in all; means of their requests, one seed.",
+            plot=BarPlot(
+                x_label="ms",
+                parts=causes,
+                bars=[(a.adapter, [a.queue_ms.get(c, 0.0) for c in causes]) for a in adapters],
+            ),
+            table=TextTable(
+                ["adapter", "requests", "TTFT p99, ms", "longest wait, ms", *causes],
+                [
+                    [
+                        a.adapter, f"{a.num_requests:,}", f"{a.ttft_p99_ms:,.0f}",
+                        f"{a.longest_wait_ms:,.0f}",
+                        *(f"{a.queue_ms.get(c, 0.0):,.1f}" for c in causes),
+                    ]
+                    for a in adapters
+                ],
+            ),
+        )
+    ]  # fmt: skip
+
+
+def _all(groups: Groups) -> Section:
+    return Section(
+        title="All figures",
+        text="Times in milliseconds.",
+        table=TextTable(
+            ["policy", "requests/s", *(heading for heading, _, _ in COLUMNS)],
+            [
+                [policy, f"{rate:g}" if rate else "trace", *(cell(group, *c[1:]) for c in COLUMNS)]
+                for (policy, rate), group in groups.items()
+            ],
+        ),
+    )
+
+
+def _published(comparisons: Sequence[Comparison]) -> Section:
+    rows: list[list[str]] = []
+    for c in comparisons:
+        low, high = f"{c.lowest:,g}", f"{c.highest:,g}"
+        deviation = f"{c.ours.deviation:,.2g}" if c.ours.deviation else "-"
+        rows.append(
+            [
+                c.quantity, low if low == high else f"{low} to {high}", f"{c.ours.mean:,.4g}",
+                deviation, f"{c.tolerance:.0%}", "holds" if c.holds else "off",
+            ]
+        )  # fmt: skip
+    return Section(
+        title="The published figures, recomputed",
+        table=TextTable(["quantity", "published", "ours", "±", "tolerance", ""], rows),
+    )
+
+
+def _best(groups: Groups) -> tuple[str, float, float]:
+    """Policy, rate, and requests a second that meet the SLO."""
+
+    def good(group: Sequence[Row]) -> float:
+        def one(row: Row) -> float:
+            figures = row.figures
+            seconds = figures.seconds
+            return figures.goodput * figures.num_requests / seconds if seconds else 0.0
+
+        return spread(group, one).mean
+
+    (policy, rate), group = max(groups.items(), key=lambda item: good(item[1]))
+    return policy, rate, good(group)

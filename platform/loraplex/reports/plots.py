@@ -1,0 +1,90 @@
+"""What a report shows, as data: plots with their tables, in sections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value, and how much single runs differ (a standard deviation; 0 for none)."""
+
+    x: float
+    y: float
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of points from left to right."""
+
+    name: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePlot:
+    """Lines over a common axis. `marks` are values of x to point out, with a word for each."""
+
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_scale: Literal["linear", "log"] = "linear"
+    y_scale: Literal["linear", "log"] = "linear"
+    marks: Sequence[tuple[float, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPlot:
+    """Horizontal bars, each stacked of `parts`; `bars` are a label and a value for each part."""
+
+    x_label: str
+    parts: Sequence[str]
+    bars: Sequence[tuple[str, Sequence[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells as they are printed; all columns but the first line up on the right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading, what to see, and the same in numbers."""
+
+    title: str
+    text: str = ""
+    plot: LinePlot | BarPlot | None = None
+    table: TextTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A page."""
+
+    title: str
+    lead: str
+    """One sentence: what this is, and of what."""
+    facts: Sequence[tuple[str, str]] = ()
+    """The most important numbers: a label, and a value with its unit."""
+    sections: Sequence[Section] = field(default_factory=tuple[Section, ...])
+    settings: Sequence[tuple[str, str]] = ()
+    """What it was made with."""
+
+
+def line_table(plot: LinePlot, digits: int = 1) -> TextTable:
+    """A plot's numbers: a row for each x, a column for each series."""
+    xs = sorted({point.x for series in plot.series for point in series.points})
+    found = [{point.x: point for point in series.points} for series in plot.series]
+
+    def cell(point: Point | None) -> str:
+        if point is None:
+            return "-"
+        spread = f" ± {point.deviation:,.{digits}f}" if point.deviation else ""
+        return f"{point.y:,.{digits}f}{spread}"
+
+    rows = [[f"{x:,g}", *(cell(points.get(x)) for points in found)] for x in xs]
+    return TextTable([plot.x_label, *(series.name for series in plot.series)], rows)
