@@ -20,8 +20,8 @@ class AdapterQueue:
     """
 
     __slots__ = (
-        "_sequences", "adapter", "counter", "ledger", "num_running", "order", "pressure", "tenant",
-        "waited",
+        "_sequences", "adapter", "counter", "label", "ledger", "num_running", "order", "pressure",
+        "tenant", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +30,8 @@ class AdapterQueue:
         self.tenant = tenant
         self.adapter = adapter
         """Digest; None for the base model."""
+        self.label = ""
+        """Of the last request: what it called the adapter, or the base."""
         self.counter = 0.0
         """Virtual tokens served, against the tenant's other queues."""
         self.ledger = WaitLedger(tenant.hold_clock, cause, now)

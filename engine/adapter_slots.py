@@ -15,6 +15,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from engine.scheduled_batch import SlotLoad
+from engine.telemetry.observer import Observer
+from engine.telemetry.records import SlotEventKind
 
 
 class SlotState(Enum):
@@ -77,8 +79,9 @@ class AdapterNotices(NamedTuple):
 class AdapterSlots:
     """At most `num_slots` adapters that are loading, resident or draining."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, observer: Observer | None = None) -> None:
         self.num_slots = num_slots
+        self._observer = observer
         self._adapters: dict[str, Adapter] = {}
         self._placed: dict[str, Adapter] = {}
         self._free = list(range(num_slots))  # a heap: the lowest slot first
@@ -94,6 +97,11 @@ class AdapterSlots:
     def placed(self) -> list[Adapter]:
         """Adapters that have a slot, the longest placed first."""
         return list(self._placed.values())
+
+    @property
+    def num_placed(self) -> int:
+        """Slots that are not free."""
+        return len(self._placed)
 
     @property
     def has_spare(self) -> bool:
@@ -190,12 +198,14 @@ class AdapterSlots:
         adapter.state = SlotState.LOADING
         adapter.is_hastened = False
         self._loads.append(SlotLoad(adapter.slot, digest))
+        self.tell("loading", digest, adapter.slot)
 
     def installed(self, digest: str) -> None:
         """A loading adapter's weights are in its slot."""
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.LOADING
         adapter.state = SlotState.RESIDENT
+        self.tell("resident", digest, adapter.slot)
         self._settle_unneeded(adapter)
 
     def fail(self, digest: str) -> None:
@@ -214,6 +224,7 @@ class AdapterSlots:
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.RESIDENT
         adapter.state = SlotState.DRAINING
+        self.tell("draining", digest, adapter.slot)
         if not adapter.references:
             self._vacate(adapter)
 
@@ -222,6 +233,7 @@ class AdapterSlots:
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.DRAINING
         adapter.state = SlotState.RESIDENT
+        self.tell("resident", digest, adapter.slot)
         self._settle_unneeded(adapter)
 
     def unload(self, digest: str) -> None:
@@ -251,6 +263,11 @@ class AdapterSlots:
             [digest for digest in released if not self._is_needed(digest)],
             [digest for digest in forgotten if digest not in self._adapters],
         )
+
+    def tell(self, kind: SlotEventKind, digest: str, slot: int | None) -> None:
+        """Say to the observer, if there is one, what became of an adapter."""
+        if self._observer is not None:
+            self._observer.slot_changed(kind, digest, slot)
 
     def _is_needed(self, digest: str) -> bool:
         adapter = self._adapters.get(digest)
@@ -288,6 +305,7 @@ class AdapterSlots:
         heappush(self._free, adapter.slot)
         del self._placed[adapter.digest]
         self._cleared.append(adapter.slot)
+        self.tell("evicted", adapter.digest, adapter.slot)
         self._idle.pop(adapter.digest, None)
         adapter.slot = None
         adapter.state = SlotState.ABSENT

@@ -3,8 +3,16 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import CallUsage, EndCalls, EngineInfo, EngineRequest, EngineStats
+from engine.messages import (
+    AbortReason,
+    CallUsage,
+    EndCalls,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+)
 from engine.request_stream import RequestStream
+from engine.telemetry.records import Cursor, Telemetry
 
 FetchAdapter = Callable[[str], Awaitable[None]]
 """Puts the verified files of a digest into the shared cache folder, or raises."""
@@ -47,8 +55,13 @@ class EngineClient(Protocol):
         """A number that this client has not used before."""
         ...
 
-    def abort(self, request_id: int) -> None:
-        """Forget a request; synchronous, so that it works while a task is being cancelled."""
+    def abort(
+        self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
+    ) -> None:
+        """Forget a request; synchronous, so that it works while a task is being cancelled.
+
+        `reason`, and how many output tokens its client was shown, are for the record (`Abort`).
+        """
         ...
 
     def settle(self, calls: Sequence[str]) -> None:
@@ -82,6 +95,16 @@ class EngineClient(Protocol):
 
     async def stats(self) -> EngineStats:
         """A snapshot of the engine; raises `EngineUnavailable`."""
+        ...
+
+    async def telemetry(
+        self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False
+    ) -> Telemetry:
+        """What the engine did since a cursor, that of the last answer; raises `EngineUnavailable`.
+
+        None: all that it keeps. At most `limit` records of each kind at a time; `with_totals` also
+        sums since its start.
+        """
         ...
 
     async def drain(self) -> None:

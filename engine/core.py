@@ -8,12 +8,22 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.adapter_source import AdapterReady, AdapterSource, Runner
+from engine.adapter_source import (
+    AdapterEvent,
+    AdapterReady,
+    AdapterSource,
+    Runner,
+    RunningStep,
+    Transfer,
+)
 from engine.config import SchedulerConfig
 from engine.errors import RequestRefused
 from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
-from engine.scheduled_batch import SlotLoad
+from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler
+from engine.telemetry.recorder import Recorder
+from engine.telemetry.records import EndReason
+from engine.telemetry.step_split import split_step
 
 ClientOutput = tuple[Hashable, RequestOutput]
 
@@ -31,17 +41,49 @@ class EngineCore:
         vocab_size: int,
         clock: Callable[[], float],
         prepare_grammar: Callable[[str], None] | None = None,
+        launch: Callable[[ScheduledBatch], RunningStep] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`prepare_grammar` begins to compile; without it requests with a grammar are refused."""
+        """`prepare_grammar` begins to compile; without it requests with a grammar are refused.
+
+        `launch` is the runner's, see `OverlappingRunner`: then a step is planned, and outputs are
+        sent, while the one before runs. Without it steps run one after another, in `step`.
+
+        `recorder` is told of all that happens; its clock is this one.
+        """
         self._scheduler = Scheduler(
-            config, eos_token_ids=eos_token_ids, vocab_size=vocab_size, clock=clock
+            config,
+            eos_token_ids=eos_token_ids,
+            vocab_size=vocab_size,
+            clock=clock,
+            observer=recorder,
         )
+        self._clock = clock
+        self._recorder = recorder
         self._runner = runner
         self._adapters = adapters
         self._prepare_grammar = prepare_grammar
+        self._launch = launch
+        self._flight: RunningStep | None = None
+        """The step that runs between two calls of `step`."""
+        self._events: list[AdapterEvent] = []
+        """Those that came while a step ran."""
+        self._transfers: dict[str, tuple[int, Transfer]] = {}
+        """Adapters on their way to a slot."""
 
     def add(self, client: Hashable, request: EngineRequest) -> None:
         """Queue a request; raises `RequestRefused`. Its adapter begins to be fetched at once."""
+        if self._recorder is None:
+            self._add(client, request)
+            return
+        self._recorder.asked(request)
+        try:
+            self._add(client, request)
+        except RequestRefused as refusal:
+            self._recorder.refused(request, refusal.code)
+            raise
+
+    def _add(self, client: Hashable, request: EngineRequest) -> None:
         grammar = request.sampling.grammar
         if grammar is not None and self._prepare_grammar is None:
             raise RequestRefused(
@@ -55,9 +97,18 @@ class EngineCore:
         if request.adapter is not None and self._scheduler.needs_fetch(request.adapter):
             self._adapters.prefetch(request.adapter)
 
-    def abort(self, client: Hashable, request_id: int) -> None:
-        """End a request; harmless if it is unknown or over. Yields no output."""
-        self._scheduler.abort(client, request_id)
+    def abort(
+        self,
+        client: Hashable,
+        request_id: int,
+        reason: EndReason = "abort",
+        num_tokens: int | None = None,
+    ) -> None:
+        """End a request; harmless if it is unknown or over. Yields no output.
+
+        `reason` and `num_tokens` are for the record, see `engine.messages.Abort`.
+        """
+        self._scheduler.abort(client, request_id, reason, num_tokens)
 
     def abort_client(self, client: Hashable) -> None:
         """End all requests of a client that is gone."""
@@ -66,6 +117,8 @@ class EngineCore:
     def end_calls(self, order: EndCalls) -> None:
         """End the requests that the order concerns, whichever client's."""
         self._scheduler.end_calls(order)
+        if order.forget and self._recorder is not None:
+            self._recorder.forget(order.tenant, order.adapter)
 
     def pin(self, digests: frozenset[str]) -> None:
         """Replace the set of pinned adapters, see `Scheduler.pin`; they begin to be fetched."""
@@ -80,18 +133,55 @@ class EngineCore:
 
     def step(self) -> list[ClientOutput]:
         """One iteration, adapter events included; [] if nothing could run."""
+        began = self._clock()
+        if self._launch is not None:
+            self._step_overlapped(self._launch, began)
+        elif (batch := self._plan_step()).rows:
+            planned = self._clock()
+            self._commit(self._runner.execute(batch), began, planned)
+        return self._scheduler.take_outputs()
+
+    def _step_overlapped(
+        self, launch: Callable[[ScheduledBatch], RunningStep], began: float
+    ) -> None:
+        if self._flight is None:
+            batch = self._plan_step()
+            if not batch.rows:
+                return
+            self._flight = launch(batch)
+        following: RunningStep | None = None
+        self._events += self._adapters.poll()
+        # What came is for a step that plans anew, and slots are changed while none runs.
+        has_news = bool(self._events) or any(t.is_done() for _, t in self._transfers.values())
+        if not has_news and (ahead := self._scheduler.schedule_ahead()) is not None:
+            following = launch(ahead)
+        planned = self._clock()
+        self._commit(self._flight.result(), began, planned)
+        self._flight = following
+
+    def _commit(self, result: StepResult, began: float, planned: float) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            self._scheduler.commit(result)
+            return
+        ran = self._clock()
+        composition = self._scheduler.composition()  # before it changes
+        self._scheduler.commit(result)
+        seconds = split_step(planned - began, ran - planned, self._clock() - ran, result.seconds)
+        recorder.step(began, seconds, composition, self._scheduler.load())
+
+    def _plan_step(self) -> ScheduledBatch:
+        """Plan a step with all that has come, and change the slots; [] of rows if none can run."""
+        self._take_transfers()
         self._take_adapter_events()
         # Slots that were given away by now are filled first: their rows can be in this very batch.
         self._change_slots(*self._scheduler.take_slot_changes())
         batch = self._scheduler.schedule()
         self._tell_source()
         self._change_slots(batch.cleared_slots, batch.loads)
-        if batch.rows:
-            # The slots are changed by now. A runner that cleared them (again) would take away what
-            # was installed in the meantime, and base answers would pass for the adapter's.
-            batch = replace(batch, cleared_slots=[], loads=[])
-            self._scheduler.commit(self._runner.execute(batch))
-        return self._scheduler.take_outputs()
+        # The slots are changed by now. A runner that cleared them (again) would take away what
+        # was installed in the meantime, and base answers would pass for the adapter's.
+        return replace(batch, cleared_slots=[], loads=[])
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +189,7 @@ class EngineCore:
 
         Then sleep until a message or an adapter event comes, and call `step`.
         """
-        return self._scheduler.has_work
+        return bool(self._flight or self._transfers) or self._scheduler.has_work
 
     def stats(self) -> EngineStats:
         """A snapshot; `host_adapters` and `host_adapter_bytes` are the source's owner's to add."""
@@ -110,11 +200,15 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def _take_adapter_events(self) -> None:
-        for event in self._adapters.poll():
+        events, self._events = [*self._events, *self._adapters.poll()], []
+        for event in events:
+            if isinstance(event, AdapterReady) and self._recorder is not None:
+                self._recorder.fetched(event.digest, event.seconds)
             if not isinstance(event, AdapterReady):
                 self._scheduler.adapter_failed(event.digest, event.reason)
             elif (slot := self._scheduler.loading_slot(event.digest)) is not None:
-                self._install(slot, event.digest)
+                if event.digest not in self._transfers:
+                    self._install(slot, event.digest)
             else:
                 self._scheduler.adapter_fetched(event.digest)
 
@@ -143,8 +237,23 @@ class EngineCore:
             self._adapters.get(digest)
             return
         try:
-            self._runner.install_adapter(slot, weights)
+            transfer = self._runner.install_adapter(slot, weights)
         except Exception as error:  # whatever is wrong with an adapter ends its requests only
             self._scheduler.adapter_failed(digest, str(error) or type(error).__name__)
         else:
-            self._scheduler.adapter_installed(digest)
+            if transfer is None:
+                self._scheduler.adapter_installed(digest)
+            else:
+                self._transfers[digest] = slot, transfer
+
+    def _take_transfers(self) -> None:
+        done = [digest for digest, (_, t) in self._transfers.items() if t.is_done()]
+        for digest in done:
+            slot, transfer = self._transfers.pop(digest)
+            if self._scheduler.loading_slot(digest) != slot:
+                continue  # called off; whoever has the slot now is written behind it
+            error = transfer.error()
+            if error is None:
+                self._scheduler.adapter_installed(digest)
+            else:
+                self._scheduler.adapter_failed(digest, error)

@@ -12,11 +12,21 @@ from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
-from engine.messages import EndCalls, EngineInfo, EngineRequest, EngineStats, FetchFailed, Have
+from engine.messages import (
+    AbortReason,
+    EndCalls,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    FetchFailed,
+    Have,
+)
 from engine.parts import EngineParts
 from engine.request_stream import RequestStream
+from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
 
 CLIENT = b"inline"
+GENERATION = 1
 
 
 async def _no_fetch(digest: str) -> None:
@@ -96,12 +106,14 @@ class InlineEngineClient:
         stream.accept()
         return stream
 
-    def abort(self, request_id: int) -> None:
-        """Forget a request; harmless if it is unknown or over."""
+    def abort(
+        self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
+    ) -> None:
+        """Forget a request; harmless if it is unknown or over. See `EngineClient`."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.end()
-        self._post(lambda: self._parts.core.abort(CLIENT, request_id))
+        self._post(lambda: self._parts.core.abort(CLIENT, request_id, reason, num_tokens))
 
     def settle(self, calls: Sequence[str]) -> None:
         """Nothing to do: this engine keeps no usage, since it dies with its only client."""
@@ -141,6 +153,19 @@ class InlineEngineClient:
             warm=list(self._parts.residency.warm),
             warming=self._parts.residency.is_warming,
         )
+
+    async def telemetry(
+        self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False
+    ) -> Telemetry:
+        """Records since a cursor; see `EngineClient`."""
+        if self._error is not None:
+            raise EngineUnavailable("the engine failed")
+        question = GetTelemetry(cursor=cursor or Cursor(), limit=limit, with_totals=with_totals)
+        answer: list[Telemetry] = []
+        await self._between_steps(
+            lambda: answer.append(self._parts.recorder.telemetry(question, GENERATION))
+        )
+        return answer[0]
 
     async def drain(self) -> None:
         """Stop taking requests; those queued or running go on."""

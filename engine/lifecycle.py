@@ -17,6 +17,7 @@ from engine.running import Running
 from engine.sequence import Sequence, SequenceState
 from engine.slot_gate import SlotGate
 from engine.step_clock import StepClock
+from engine.telemetry.observer import Observer
 from engine.tenant import Tenant, charge
 from engine.waiting import Waiting
 
@@ -24,9 +25,11 @@ from engine.waiting import Waiting
 class Lifecycle:
     """Owns what sequences hold, and moves them."""
 
-    def __init__(self, config: SchedulerConfig, time: StepClock) -> None:
+    def __init__(
+        self, config: SchedulerConfig, time: StepClock, observer: Observer | None = None
+    ) -> None:
         self.blocks = BlockManager(config.num_kv_blocks, config.block_size)
-        self.slots = AdapterSlots(config.max_loras)
+        self.slots = AdapterSlots(config.max_loras, observer)
         self.waiting = Waiting(self.slots, time)
         self.running = Running()
         # Static batches are never cut short, and rewrite computed positions: nothing shares them.
@@ -40,6 +43,7 @@ class Lifecycle:
         self._max_num_seqs = config.max_num_seqs
         self._has_prefix_cache = config.enable_prefix_cache and not is_static
         self._time = time
+        self._observer = observer
         self._num_sequences = 0
 
     def arrive(self, request: Request) -> None:
@@ -83,6 +87,10 @@ class Lifecycle:
         sequence.num_published = len(cached)
         sequence.prefill_length = len(sequence.token_ids)
         self._start(sequence)
+        if self._observer is not None:
+            self._observer.admitted(request, self._time.now)
+        request.is_decoding = False
+        request.note_change("prefill", self._time.now)
         if request.first_admitted is None:
             request.first_admitted = self._time.now
             request.num_cached_tokens = sequence.num_computed
@@ -195,6 +203,7 @@ class Lifecycle:
 
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
+        sequence.request.note_change("preempted", self._time.now)
         sequence.request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(sequence, first=True)

@@ -10,9 +10,11 @@ import msgspec
 
 from engine.backpressure import Congestion
 from engine.sampling_params import SamplingParams
+from engine.telemetry.records import GetTelemetry, Telemetry
 
 # `gc=False` where tokens are many: what cannot be part of a cycle need not be looked at for one.
 FinishReason = Literal["stop", "length", "abort", "error"]
+AbortReason = Literal["abort", "stop", "timeout"]
 WaitCause = Literal["quota", "load", "slot", "kv", "budget", "turn"]
 
 
@@ -120,12 +122,16 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     adapter: str | None
     """Digest; None for the base."""
+    label: str = ""
+    """`name@N`, or the base's name, as the last request of the queue had it."""
     waiting: int
     running: int
     cause: WaitCause | None
     """What it waits for now; None where nothing waits."""
     waited: dict[str, float]
     """Seconds by cause, summed over those that left the queue since it became busy."""
+    oldest: float = 0.0
+    """Seconds that its first one has waited, as of the last step; 0 where nothing waits."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +185,10 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Forget a request; harmless when it is unknown or over. Not answered."""
 
     request_id: int
+    reason: AbortReason = "abort"
+    """Why its choices end that have not ended by themselves; `stop`: at a stop string."""
+    num_tokens: int | None = None
+    """Output tokens that its client was shown; None: as many as were drawn. For statistics."""
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
@@ -224,6 +234,8 @@ class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
     """None: all versions of `adapter`."""
     code: str
     reason: str
+    forget: bool = False
+    """The adapter, or the tenant, is deleted: its statistics are those of nobody from now on."""
 
     def concerns(self, request: EngineRequest) -> bool:
         """Whether this request is to end."""
@@ -267,6 +279,7 @@ ClientMessage = (
     | EndCalls
     | Settle
     | GetStats
+    | GetTelemetry
     | Drain
 )
 
@@ -362,4 +375,4 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
-EngineMessage = Welcome | Alive | Accepted | Refused | Outputs | Need | Orphans | Stats
+EngineMessage = Welcome | Alive | Accepted | Refused | Outputs | Need | Orphans | Stats | Telemetry

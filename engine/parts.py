@@ -13,6 +13,7 @@ from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
 from engine.messages import EngineInfo
 from engine.residency import Residency
+from engine.telemetry.recorder import Recorder, RecorderConfig
 from engine.wake_up import WakeUp
 
 
@@ -39,6 +40,8 @@ class EngineParts:
     wake: WakeUp
     """Set when an adapter arrived: a step has something to do."""
     info: EngineInfo
+    recorder: Recorder
+    """What there is to tell to those who watch."""
 
     @classmethod
     def assemble(
@@ -51,6 +54,7 @@ class EngineParts:
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         prepare_grammar: Callable[[str], None] | None = None,
+        telemetry: RecorderConfig | None = None,
     ) -> "EngineParts":
         """Join runner, adapters and scheduler; `load_adapter` runs on threads.
 
@@ -58,6 +62,7 @@ class EngineParts:
         """
         desk = FetchDesk(clock)
         wake = WakeUp()
+        recorder = Recorder(telemetry, clock=clock)
         host = AdapterHost(
             limits.cache_dir,
             load_adapter,
@@ -76,6 +81,7 @@ class EngineParts:
             vocab_size=info.vocab_size,
             clock=clock,
             prepare_grammar=prepare_grammar,
+            recorder=recorder,
         )
         residency = Residency(
             core,
@@ -85,7 +91,7 @@ class EngineParts:
             warm_up_seconds=limits.warm_up_seconds,
             clock=clock,
         )
-        return cls(core, host, desk, residency, wake, info)
+        return cls(core, host, desk, residency, wake, info, recorder)
 
     def close(self) -> None:
         """Stop the reader threads."""

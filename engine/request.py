@@ -4,11 +4,16 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.messages import EngineRequest, RequestTiming
+from engine.telemetry.records import EndReason, RequestState
 from engine.wait_causes import CAUSES, seconds_by_cause
 
 if TYPE_CHECKING:
     from engine.adapter_queue import AdapterQueue
     from engine.sequence import Sequence
+
+
+MAX_CHANGES = 32
+"""Of a request's timeline."""
 
 
 class RequestKey(NamedTuple):
@@ -26,9 +31,10 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_number", "engine_ns", "first_admitted", "first_token", "has_untold_wait", "key",
-        "last_token", "message", "num_cached_tokens", "num_preemptions", "queue", "sequences",
-        "waited",
+        "arrival_number", "arrived", "changes", "end_reasons", "engine_ns", "error_code",
+        "first_admitted", "first_token", "has_untold_wait", "is_decoding", "key", "last_token",
+        "load_ns", "longest_gap", "message", "num_cached_tokens", "num_output_tokens",
+        "num_preemptions", "queue", "sequences", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -38,12 +44,15 @@ class Request:
         queue: "AdapterQueue",
         *,
         arrival_number: int,
+        now: int = 0,
     ) -> None:
         self.key = key
         self.message = message
         self.queue = queue
         self.arrival_number = arrival_number
         """Position in the order of all arrivals."""
+        self.arrived = now
+        """Like all times, in nanoseconds."""
         self.sequences: list[Sequence] = []
         """Those still queued or running; the first stands for all choices until it forks."""
         self.waited = [0] * len(CAUSES)
@@ -57,12 +66,37 @@ class Request:
         self.first_admitted: int | None = None
         self.first_token: int | None = None
         self.last_token: int | None = None
+        self.longest_gap = 0
+        """Between two tokens."""
+        self.num_output_tokens = 0
+        """Of all choices."""
+        self.is_decoding = False
+        """Whether a token was drawn since it was last admitted."""
+        self.changes: list[tuple[int, RequestState]] = [(now, "queued")]
+        """When it came into which state: the first `MAX_CHANGES` of them."""
+        self.load_ns = 0
+        """What its adapter's load took, if it waited for one."""
+        self.end_reasons: list[EndReason] = []
+        """Of the choices that have ended."""
+        self.error_code: str | None = None
 
     def note_token(self, now: int) -> None:
         """A token was drawn."""
-        if self.first_token is None:
+        last = self.last_token
+        if last is None:
             self.first_token = now
+        elif now - last > self.longest_gap:
+            self.longest_gap = now - last
         self.last_token = now
+        self.num_output_tokens += 1
+        if not self.is_decoding:
+            self.is_decoding = True
+            self.note_change("decode", now)
+
+    def note_change(self, state: RequestState, now: int) -> None:
+        """It came into a state."""
+        if len(self.changes) < MAX_CHANGES:
+            self.changes.append((now, state))
 
     def timing(self) -> RequestTiming:
         """Where the time went so far, in seconds."""

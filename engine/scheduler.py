@@ -19,6 +19,7 @@ from engine.errors import RequestRefused
 from engine.lifecycle import Lifecycle
 from engine.messages import EndCalls, EngineRequest, EngineStats, FinishReason, RequestOutput
 from engine.outputs import Outputs
+from engine.plan_ahead import ahead_batch, plan_ahead
 from engine.policies import make_policy
 from engine.request import Request, RequestKey
 from engine.request_checks import check_request, check_room
@@ -32,6 +33,9 @@ from engine.scheduled_batch import (
 from engine.sequence import Sequence
 from engine.step_clock import StepClock
 from engine.step_plan import StepPlan
+from engine.step_report import Composition, EngineLoad, composition_of, load_of, stats_of
+from engine.telemetry.observer import Observer
+from engine.telemetry.records import EndReason
 
 
 class Scheduler:
@@ -50,15 +54,19 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         vocab_size: int,
         clock: Callable[[], float],
+        observer: Observer | None = None,
     ) -> None:
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._max_sequence_len = config.max_sequence_len
         self._time = StepClock(clock)
-        self._lifecycle = Lifecycle(config, self._time)
+        self._observer = observer
+        self._lifecycle = Lifecycle(config, self._time, observer)
         self._policy = make_policy(config, self._lifecycle)
         self._plan = StepPlan(0)
+        self._ahead: StepPlan | None = None
+        """Of the step after that of `_plan`, where it was planned before that one's commit."""
         self._outputs = Outputs()
         self._requests: dict[Hashable, dict[int, Request]] = {}
         self._num_arrivals = 0
@@ -84,14 +92,27 @@ class Scheduler:
             message,
             lifecycle.waiting.queue_of(message),
             arrival_number=self._num_arrivals,
+            now=self._time.now,
         )
         lifecycle.arrive(request)
 
-    def abort(self, client: Hashable, request_id: int) -> None:
-        """End a request, wherever it is; harmless if it is unknown or over. Yields no output."""
+    def abort(
+        self,
+        client: Hashable,
+        request_id: int,
+        reason: EndReason = "abort",
+        num_tokens: int | None = None,
+    ) -> None:
+        """End a request, wherever it is; harmless if it is unknown or over. Yields no output.
+
+        `reason`, and how many tokens its client was shown (None: all), are for whoever observes.
+        """
         request = self._requests.get(client, {}).get(request_id)
         if request is not None:
             self._time.tick()
+            self._note_end(request, reason)
+            if num_tokens is not None:
+                request.num_output_tokens = num_tokens
             self._end(request)
             self._outputs.drop(request)
 
@@ -138,8 +159,21 @@ class Scheduler:
         self._policy.fill(self._plan)
         return self._plan.batch(self._lifecycle.blocks, self._lifecycle.slots)
 
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """Plan the step after the one that runs, before its commit; None where that is too early.
+
+        See `engine.plan_ahead`. Both are then to be committed before the next call of `schedule`.
+        """
+        assert self._ahead is None, "a step is planned ahead already"
+        self._time.tick()
+        self._ahead = plan_ahead(self._plan, self._lifecycle, self._config)
+        if self._ahead is None:
+            return None
+        self._lifecycle.gate.begin_step(is_idle=False)
+        return ahead_batch(self._plan, self._ahead, self._config.block_size)
+
     def commit(self, result: StepResult) -> None:
-        """Take in what the runner drew for the rows of the last batch."""
+        """Take in what the runner drew for the rows of the oldest batch that is not committed."""
         self._time.tick()
         self._num_steps += 1
         self._busy_ns += self._time.now - self._step_began
@@ -150,14 +184,20 @@ class Scheduler:
         for (sequence, num_tokens), drawn in zip(grants.items(), result.rows, strict=False):
             if drawn is not None and drawn.is_deferred:
                 continue
-            if sequence.is_running:  # not if another row of its request failed just now
+            # Not if another row of its request failed just now, or it ended since it was planned.
+            if sequence.is_running:
                 sequence.num_computed += num_tokens
                 self._lifecycle.publish(sequence)
                 if drawn is not None:
                     self._take_row(sequence, drawn)
+                elif sequence.num_computed < sequence.prefill_length:
+                    sequence.request.note_change("prefill", self._time.now)
         if self._policy.keeps_finished and all(s.finished for s in self._lifecycle.running):
             for sequence in list(self._lifecycle.running):
                 self._leave(sequence)
+        if self._ahead is not None:
+            self._plan, self._ahead = self._ahead, None
+            self._step_began = self._time.now
 
     def take_outputs(self) -> list[tuple[Hashable, RequestOutput]]:
         """What there is to tell since the last call: one message for a request."""
@@ -243,26 +283,20 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot; what lies in host memory is not the scheduler's to know."""
-        lifecycle = self._lifecycle
-        placed = lifecycle.slots.placed
-        return EngineStats(
-            running=len(lifecycle.running),
-            waiting=lifecycle.waiting.num_waiting,
-            kv_blocks_used=lifecycle.blocks.num_used,
-            kv_blocks_total=lifecycle.blocks.num_blocks,
-            slots_used=len(placed),
-            slots_total=lifecycle.slots.num_slots,
-            resident=[adapter.digest for adapter in placed],
-            preemptions=lifecycle.num_preemptions,
+        return stats_of(
+            self._lifecycle,
             steps=self._num_steps,
-            prompt_tokens=lifecycle.num_prompt_tokens,
-            cached_tokens=lifecycle.num_cached_tokens,
             output_tokens=self._num_output_tokens,
-            host_adapters=0,
-            host_adapter_bytes=0,
-            busy_seconds=self._busy_ns / 1e9,
-            queues=lifecycle.waiting.queue_stats(100),
+            busy_ns=self._busy_ns,
         )
+
+    def load(self) -> EngineLoad:
+        """How much is held and waited for, cheap enough to take in every step."""
+        return load_of(self._lifecycle)
+
+    def composition(self) -> Composition:
+        """Whose rows the step has that was planned last; before it is committed."""
+        return composition_of(self._plan)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, slots, queues, sequences and requests disagree."""
@@ -295,7 +329,7 @@ class Scheduler:
 
     def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:
         if drawn.error is not None:
-            self._fail(sequence.request, "sampling_failed", drawn.error)
+            self._fail(sequence.request, drawn.error_code, drawn.error)
             return
         others = self._lifecycle.fork(sequence) if sequence.num_seats > 1 else []
         for choice, token in zip([sequence, *others], drawn.tokens, strict=True):
@@ -310,6 +344,7 @@ class Scheduler:
         finish_reason = self._finish_reason(sequence)
         self._outputs.token(sequence, token, finish_reason)
         if finish_reason is not None:
+            request.end_reasons.append(finish_reason)
             sequence.finished = True
             if not (self._policy.keeps_finished and sequence.is_running):
                 self._leave(sequence)
@@ -334,6 +369,8 @@ class Scheduler:
         unfinished = [s for s in request.sequences if not s.finished]
         choices = [choice for sequence in unfinished for choice in sequence.choices]
         self._outputs.failed(request, choices, code, reason)
+        self._note_end(request, "error")
+        request.error_code = code
         self._end(request)
         self._outputs.over(request)
 
@@ -342,7 +379,14 @@ class Scheduler:
             self._lifecycle.end(sequence)
         self._forget(request)
 
+    def _note_end(self, request: Request, reason: EndReason) -> None:
+        for sequence in request.sequences:
+            if not sequence.finished:
+                request.end_reasons.extend(reason for _ in sequence.choices)
+
     def _forget(self, request: Request) -> None:
+        if self._observer is not None:
+            self._observer.request_over(request, self._time.now)
         requests = self._requests[request.key.client]
         del requests[request.key.request_id]
         if not requests:

@@ -28,6 +28,7 @@ from engine.messages import (
     FetchFailed,
     Generate,
     GetStats,
+    GetTelemetry,
     Have,
     Heartbeat,
     Hello,
@@ -75,6 +76,7 @@ class EngineServer:
         self._residency = parts.residency
         self._wake = parts.wake
         self._info = parts.info
+        self._recorder = parts.recorder
         self._generation = generation
         self._drain_seconds = drain_seconds
         self._clock = clock
@@ -148,6 +150,9 @@ class EngineServer:
 
     def _handle(self, client: bytes, message: ClientMessage) -> None:
         peer = self._peers.get(client)
+        if isinstance(message, GetStats | GetTelemetry):  # also of who watches, without a hello
+            self._send_what_is(client, message)
+            return
         if peer is None:
             # Anything else comes from a client that was dropped, or from before a restart.
             if isinstance(message, Hello | Heartbeat):
@@ -164,7 +169,7 @@ class EngineServer:
             case Abort():
                 peer.live.discard(message.request_id)
                 self._ledger.abort(client, message.request_id)
-                self._core.abort(client, message.request_id)
+                self._core.abort(client, message.request_id, message.reason, message.num_tokens)
             case Have():
                 self._desk.close(message.digest)
                 self._host.have(message.digest)
@@ -181,8 +186,6 @@ class EngineServer:
                 self._core.end_calls(message)
             case Settle():
                 self._ledger.settle(client, message.calls)
-            case GetStats():
-                self._send_stats(client, message.call_id)
             case Drain():
                 self._start_draining()
 
@@ -246,7 +249,10 @@ class EngineServer:
         )
         self._send(client, answer)
 
-    def _send_stats(self, client: bytes, call_id: int) -> None:
+    def _send_what_is(self, client: bytes, question: GetStats | GetTelemetry) -> None:
+        if isinstance(question, GetTelemetry):
+            self._send(client, self._recorder.telemetry(question, self._generation))
+            return
         stats = msgspec.structs.replace(
             self._core.stats(),
             host_adapters=self._host.num_adapters,
@@ -255,7 +261,7 @@ class EngineServer:
             warm=list(self._residency.warm),
             warming=self._residency.is_warming,
         )
-        self._send(client, Stats(self._generation, call_id, stats))
+        self._send(client, Stats(self._generation, question.call_id, stats))
 
     # -- clients that live, and those that do not
 

@@ -106,6 +106,7 @@ class SlotGate:
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
         if victim is not None:
+            self._slots.tell("reserved", queue.adapter, None)
             self._drain(victim)
         self.settle()
         return True

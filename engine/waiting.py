@@ -62,6 +62,7 @@ class Waiting:
             tenant.queues[message.adapter] = queue
             if message.adapter is not None:
                 self._queues_of.setdefault(message.adapter, {})[queue] = None
+        queue.label = message.label
         return queue
 
     def queues_of(self, adapter: str) -> list[AdapterQueue]:
@@ -82,10 +83,12 @@ class Waiting:
             QueueStats(
                 tenant=queue.tenant.name,
                 adapter=queue.adapter,
+                label=queue.label,
                 waiting=len(queue),
                 running=queue.num_running,
                 cause=queue.cause,
                 waited=seconds_by_cause(queue.waited),
+                oldest=self._head_seconds(queue),
             )
             for queue in busy[:count]
         ]
@@ -193,6 +196,11 @@ class Waiting:
             order.push(queue, hidden=self._is_hidden(queue.tenant, order))
         queue.order = order
         queue.ledger.change(self._cause_of(queue), self._time.now)
+
+    def _head_seconds(self, queue: AdapterQueue) -> float:
+        if not queue:
+            return 0.0
+        return (sum(queue.ledger.read(self._time.now)) - sum(queue.head.wait_began)) / 1e9
 
     def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
         if order is self.unplaced:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -15,6 +16,7 @@ from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
+    AbortReason,
     Accepted,
     Alive,
     CallUsage,
@@ -27,6 +29,7 @@ from engine.messages import (
     EngineStats,
     Generate,
     GetStats,
+    GetTelemetry,
     Heartbeat,
     Hello,
     Need,
@@ -39,7 +42,9 @@ from engine.messages import (
     Unload,
     Welcome,
 )
+from engine.pending_answers import PendingAnswers
 from engine.request_stream import RequestStream
+from engine.telemetry.records import Cursor, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
 from engine.zmq_reader import ZmqReader
 
@@ -72,12 +77,10 @@ class ZmqEngineClient:
         self._beat_seconds = beat_seconds
         self._doubt_after = doubt_after
         self._dead_after = dead_after
-        self._stats_timeout = stats_timeout
         self._codec = Codec()
         self._request_ids = itertools.count(1)
-        self._call_ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[EngineStats]] = {}
+        self._answers = PendingAnswers(stats_timeout)
         self._unsent: list[ClientMessage] = []
         """Messages that must not get lost, for which the queue had no room."""
         self._welcome: Welcome | None = None  # the engine's, while it is there
@@ -190,12 +193,14 @@ class ZmqEngineClient:
             raise
         return stream
 
-    def abort(self, request_id: int) -> None:
-        """Forget a request; harmless if it is unknown or over."""
+    def abort(
+        self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
+    ) -> None:
+        """Forget a request; harmless if it is unknown or over. See `EngineClient`."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.end()
-            self._send_surely(Abort(request_id))
+            self._send_surely(Abort(request_id, reason, num_tokens))
 
     def settle(self, calls: Sequence[str]) -> None:
         """The usage of these calls is written, or nobody's."""
@@ -229,17 +234,16 @@ class ZmqEngineClient:
 
     async def stats(self) -> EngineStats:
         """A snapshot of the engine; raises `EngineUnavailable`."""
-        call_id = next(self._call_ids)
-        if self._welcome is None or not self._send(GetStats(call_id)):
-            raise EngineUnavailable("the engine is not there")
-        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(self._stats_timeout):
-                return await answer
-        except TimeoutError:
-            raise EngineUnavailable("the engine did not answer in time") from None
-        finally:
-            self._calls.pop(call_id, None)
+        return (await self._answers.ask(lambda n: self._ask(GetStats(n)), Stats)).stats
+
+    async def telemetry(
+        self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False
+    ) -> Telemetry:
+        """Records since a cursor; see `EngineClient`."""
+        question = GetTelemetry(cursor=cursor or Cursor(), limit=limit, with_totals=with_totals)
+        return await self._answers.ask(
+            lambda n: self._ask(msgspec.structs.replace(question, call_id=n)), Telemetry
+        )
 
     async def drain(self) -> None:
         """Stop taking requests; those queued or running go on."""
@@ -247,6 +251,9 @@ class ZmqEngineClient:
         self._send_surely(Drain())
 
     # -- sending
+
+    def _ask(self, question: GetStats | GetTelemetry) -> bool:
+        return self._welcome is not None and self._send(question)
 
     def _send(self, message: ClientMessage) -> bool:
         return self._send_bytes(self._codec.encode(message))
@@ -342,10 +349,8 @@ class ZmqEngineClient:
                 self._fetcher.start(message.digest)
             case Orphans():
                 self._take_orphans(message.calls)
-            case Stats():
-                answer = self._calls.get(message.call_id)
-                if answer is not None and not answer.done():
-                    answer.set_result(message.stats)
+            case Stats() | Telemetry():
+                self._answers.answer(message.call_id, message)
             case Welcome():
                 raise AssertionError("handled before")
 
@@ -365,13 +370,10 @@ class ZmqEngineClient:
         else:
             stream.fail(
                 RequestRefused(
-                    message.code,
-                    message.message,
-                    param=message.param,
-                    limit=message.limit,
+                    message.code, message.message, param=message.param, limit=message.limit,
                     congestion=message.congestion,
                 )
-            )
+            )  # fmt: skip
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
@@ -389,11 +391,8 @@ class ZmqEngineClient:
         self._ready.clear()
         self._unsent.clear()
         streams, self._streams = self._streams, {}
-        calls, self._calls = self._calls, {}
-        if streams or calls:
+        if streams or len(self._answers):
             self._log.warning("engine_lost", reason=reason, failed=len(streams))
         for stream in streams.values():
             stream.fail(EngineUnavailable(reason))
-        for answer in calls.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable(reason))
+        self._answers.fail(reason)

@@ -21,6 +21,9 @@ SlotEventKind = Literal["loading", "resident", "reserved", "draining", "evicted"
 """`reserved`: an adapter waits for a slot, which the `draining` one is to leave."""
 
 
+_BEST_LAST: tuple[EndReason, ...] = ("error", "timeout", "abort", "length", "stop")
+
+
 class RequestRecord(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True, gc=False
 ):
@@ -74,8 +77,10 @@ class RequestRecord(
     @property
     def finish_reason(self) -> EndReason:
         """The reason of all choices; where they differ, the one that is worst to have."""
-        reasons: tuple[EndReason, ...] = ("error", "timeout", "abort", "length", "stop")
-        return next((reason for reason in reasons if reason in self.finish_reasons), "abort")
+        for reason in _BEST_LAST:
+            if reason in self.finish_reasons:
+                return reason
+        return "abort"
 
     @property
     def seconds_per_token(self) -> float | None:
@@ -259,7 +264,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class GetTelemetry(msgspec.Struct, frozen=True, kw_only=True, tag="get_telemetry"):
     """Answered by `Telemetry`."""
 
-    call_id: int
+    call_id: int = 0
     cursor: Cursor = Cursor()
     """Of the last answer."""
     limit: int = 500

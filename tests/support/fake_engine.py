@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from engine.errors import EngineError, EngineUnavailable
 from engine.messages import (
+    AbortReason,
     CallUsage,
     ChoiceDelta,
     EndCalls,
@@ -17,6 +18,8 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.request_stream import RequestStream
+from engine.telemetry.recorder import Recorder
+from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
 
 EOS = 2
 VOCAB_SIZE = 400
@@ -55,6 +58,8 @@ class FakeEngine:
         self.refusal: EngineError | None = None
         self.requests: dict[int, EngineRequest] = {}
         self.aborted: list[int] = []
+        self.aborts: dict[int, tuple[AbortReason, int | None]] = {}
+        """Why, and after how many tokens shown."""
         self.ended: list[int] = []
         """By `end_calls`."""
         self.settled: list[str] = []
@@ -65,6 +70,9 @@ class FakeEngine:
         self.recent: list[str] = []
         self.residencies: list[tuple[list[str], list[str], list[str]]] = []
         """(pinned, warm, recent), as often as it was told."""
+        self.recorder = Recorder()
+        """Told of nothing, unless a test does."""
+        self.statistics: EngineStats | None = None
         self._joined: list[Callable[[Sequence[str]], None]] = []
         self._streams: dict[int, RequestStream] = {}
         self._ids = itertools.count(1)
@@ -157,10 +165,13 @@ class FakeEngine:
             stream.fail(EngineUnavailable("the engine was lost"))
         self._streams.clear()
 
-    def abort(self, request_id: int) -> None:
+    def abort(
+        self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
+    ) -> None:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.aborted.append(request_id)
+            self.aborts[request_id] = reason, num_tokens
             stream.end()
 
     def settle(self, calls: Sequence[str]) -> None:
@@ -199,7 +210,17 @@ class FakeEngine:
             joined(self.recent)
 
     async def stats(self) -> EngineStats:
-        raise EngineUnavailable("a fake has no statistics")
+        if self.statistics is None or not self.is_ready:
+            raise EngineUnavailable("a fake has no statistics")
+        return self.statistics
+
+    async def telemetry(
+        self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False
+    ) -> Telemetry:
+        if not self.is_ready:
+            raise EngineUnavailable("the engine is not there")
+        question = GetTelemetry(cursor=cursor or Cursor(), limit=limit, with_totals=with_totals)
+        return self.recorder.telemetry(question, generation=1)
 
     async def drain(self) -> None:
         self.is_ready = False
