@@ -98,7 +98,7 @@ class Sampler:
         try:
             is_ready = self._grammars.follow(cursor, row.token_ids[row.num_prompt_tokens :])
         except GrammarError as error:
-            return SampledRow(error=str(error))
+            return SampledRow(error=str(error), error_code="grammar_failed")
         return None if is_ready else SampledRow(is_deferred=True)
 
     def _chunks(self, indices: list[int], device_type: str) -> list[list[int]]:

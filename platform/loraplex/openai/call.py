@@ -15,6 +15,7 @@ from loraplex.openai.generation import Choice, Generation
 from loraplex.openai.replies import PromptTokensDetails, Timing, Usage, timing_of
 from loraplex.openai.requests import stop_strings
 from loraplex.openai.resolve import Target
+from loraplex.openai.response_format import TextFormat
 from loraplex.services import Services
 
 
@@ -126,7 +127,9 @@ async def open_call(
         for prompt, params in zip(prompts, sampling, strict=True)
     ]
     choices = _choices(services, fields, prompts, sampling)
-    generation = Generation(engine, requests, choices)
+    is_text = fields.response_format is None or isinstance(fields.response_format, TextFormat)
+    grammar_field = "tools" if is_text else "response_format"
+    generation = Generation(engine, requests, choices, grammar_field)
     # A prompt is computed once for all its choices.
     num_tokens = generation.num_prompt_tokens + sum(p.n * p.max_tokens for p in sampling)
     admission = await services.limiter.admit(tenant, num_tokens)

@@ -18,6 +18,7 @@ from engine.text.text_stream import TextStream
 from loraplex.ending_calls import TENANT_SUSPENDED, VERSION_DELETED
 from loraplex.errors import ApiError, adapter_unavailable
 from loraplex.openai.deadline import Deadline
+from loraplex.openai.grammar_checks import unfollowable
 from loraplex.openai.replies import FinishReason
 
 
@@ -81,12 +82,18 @@ class Generation:
     """Drives requests of equal `n`; `choices` has `n` of them for each request, in order."""
 
     def __init__(
-        self, engine: EngineClient, requests: Sequence[EngineRequest], choices: Sequence[Choice]
+        self,
+        engine: EngineClient,
+        requests: Sequence[EngineRequest],
+        choices: Sequence[Choice],
+        grammar_field: str | None = None,
     ) -> None:
+        """`grammar_field` is the request's field that the choices' grammar came in."""
         self.choices = choices
         self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._engine = engine
         self._requests = requests
+        self._grammar_field = grammar_field
         self._n = len(choices) // len(requests)
         self._open = set(range(len(requests)))
         self._cached = [0] * len(requests)
@@ -251,12 +258,12 @@ class Generation:
     def _apply(self, number: int, output: RequestOutput, pieces: list[Piece]) -> None:
         self._note_progress(number, output)
         if output.error_code is not None:
-            raise _failure(output.error_code, output.error)
+            raise self._failure(output.error_code, output.error)
         first = number * self._n
         has_ended = False
         for delta in output.deltas:
             if delta.finish_reason in ("abort", "error"):
-                raise _failure("engine_stopped", "the engine ended the request")
+                raise self._failure("engine_stopped", "the engine ended the request")
             choice = self.choices[first + delta.index]
             piece = choice.push(delta)
             if piece is not None:
@@ -267,7 +274,15 @@ class Generation:
             if not output.finished:  # cut at a stop string: the engine does not know of those
                 self._engine.abort(self._requests[number].request_id)
         elif output.finished:
-            raise _failure("engine_stopped", "the engine ended the request")
+            raise self._failure("engine_stopped", "the engine ended the request")
+
+    def _failure(self, code: str, message: str | None) -> ApiError:
+        if code == "adapter_unavailable":
+            return adapter_unavailable()
+        if code == "grammar_failed":
+            return unfollowable(self._grammar_field)
+        message = message or "the engine could not finish this request"
+        return ApiError(_STATUS_OF.get(code, 500), code, message)
 
     def _timing_of(self, number: int) -> RequestTiming:
         timing, last = self._timings[number], self._last_of[number]
@@ -288,11 +303,3 @@ class Generation:
 
 
 _STATUS_OF = {"engine_stopped": 503, TENANT_SUSPENDED: 403, VERSION_DELETED: 409}
-
-
-def _failure(code: str, message: str | None) -> ApiError:
-    if code == "adapter_unavailable":
-        return adapter_unavailable()
-    return ApiError(
-        _STATUS_OF.get(code, 500), code, message or "the engine could not finish this request"
-    )

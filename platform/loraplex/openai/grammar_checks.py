@@ -1,7 +1,7 @@
 """Whether a grammar can be used, found out before its request is queued."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -12,6 +12,7 @@ import llguidance
 from engine.grammar.limits import parser_limits
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.openai.schema_grammar import schema_error
+from loraplex.openai.schema_recursion import endless_part
 
 CHECK_SECONDS = 5.0
 MAX_KNOWN = 4096
@@ -25,6 +26,8 @@ class GrammarChecks:
         self._seconds = seconds
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(2)
+        self._bytes = llguidance.LLTokenizer("byte")
+        """Stands for the engine's: what no token could begin, no byte could."""
 
     async def check(self, grammar: str, schemas: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless it compiles in time; `schemas` by the field they came in.
@@ -36,31 +39,53 @@ class GrammarChecks:
         if digest in self._known:
             self._known.move_to_end(digest)
             return
-        message: str | None = None
+        is_checked = False
         async with self._limiter:
             with anyio.move_on_after(self._seconds):
-                message = await anyio.to_thread.run_sync(_problem, grammar, abandon_on_cancel=True)
-        if message is None:
+                await anyio.to_thread.run_sync(
+                    _check, grammar, schemas, self._bytes, abandon_on_cancel=True
+                )
+                is_checked = True
+        if not is_checked:
             raise ApiError(
                 400,
                 "schema_too_complex",
                 f"the schema could not be compiled in {self._seconds:g} s",
                 param=next(iter(schemas)),
             )
-        if message:
-            raise _refusal(message, schemas)
         self._known[digest] = None
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
 
-def _problem(grammar: str) -> str:
-    """What is wrong with it; "" if nothing is."""
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
-        grammar, limits=parser_limits()
+def _check(grammar: str, schemas: Mapping[str, Any], tokenizer: llguidance.LLTokenizer) -> None:
+    for field, schema in schemas.items():
+        steps = endless_part(schema)
+        if steps is not None:
+            raise _endless(field, steps)
+    limits = parser_limits()
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    if is_error:
+        raise schema_error(messages[0].replace("<non-verbose/>", "").strip(), schemas)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    matcher.compute_bitmask()
+    if matcher.get_error():
+        raise unfollowable(next(iter(schemas)))
+
+
+def unfollowable(param: str | None) -> InvalidRequest:
+    """Return the refusal of a grammar that compiles, and that no reply could be held to."""
+    return InvalidRequest(
+        param,
+        "the schema allows no reply, or takes too much work for each token: make it simpler",
+        code="schema_too_complex",
     )
-    return messages[0] if is_error else ""
 
 
-def _refusal(message: str, schemas: Mapping[str, Any]) -> InvalidRequest:
-    return schema_error(message.replace("<non-verbose/>", "").strip(), schemas)
+def _endless(field: str, steps: Sequence[str]) -> InvalidRequest:
+    path = field + "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps)
+    return InvalidRequest(
+        path,
+        f"`{path}` always contains itself, so that only JSON without an end would fulfil it",
+        code="endless_schema",
+    )
