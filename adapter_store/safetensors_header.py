@@ -169,7 +169,8 @@ def _decode_entries(raw: bytes) -> dict[str, _Entry]:
             name.encode()
             entries[name] = msgspec.convert(value, _Entry)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            raise _invalid(f"the entry of the tensor {shown(name)}: {error}", name) from None
+            reason = shown(str(error), quote=False)
+            raise _invalid(f"the entry of the tensor {shown(name)}: {reason}", name) from None
     return entries
 
 
