@@ -66,7 +66,7 @@ class Base(DeclarativeBase):
 
 
 # SQLite numbers rows by itself only where the column is exactly INTEGER.
-_BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
+BIG_KEY = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Tenant(Base):
@@ -180,7 +180,7 @@ class StoredReply(Base):
     __tablename__ = "stored_reply"
     __table_args__ = (UniqueConstraint("tenant_id", "key_hash"),)
 
-    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG_KEY, primary_key=True)
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
     key_hash: Mapped[str] = mapped_column(String(64))
     request_hash: Mapped[str] = mapped_column(String(64))
@@ -194,7 +194,7 @@ class Registration(Base):
     __tablename__ = "registration"
     __table_args__ = (Index(None, "state", "updated_at"),)
 
-    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG_KEY, primary_key=True)
     registration_id: Mapped[str] = mapped_column(String(32), unique=True)
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"), index=True)
     name: Mapped[str] = mapped_column(String(64))
@@ -219,7 +219,7 @@ class Usage(Base):
     __tablename__ = "usage"
     __table_args__ = (Index(None, "tenant_id", "created_at"), Index(None, "created_at"))
 
-    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG_KEY, primary_key=True)
     request_id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
     adapter: Mapped[str | None] = mapped_column(String(64))
@@ -240,9 +240,9 @@ class Audit(Base):
     """Who changed what. Plain text, because it outlives what it names."""
 
     __tablename__ = "audit"
-    __table_args__ = (Index(None, "tenant", "id"),)
+    __table_args__ = (Index(None, "tenant", "id"), Index(None, "tenant", "subject"))
 
-    id: Mapped[int] = mapped_column(_BIG_KEY, primary_key=True)
+    id: Mapped[int] = mapped_column(BIG_KEY, primary_key=True)
     actor: Mapped[str] = mapped_column(String(64))
     action: Mapped[str] = mapped_column(String(32))
     tenant: Mapped[str | None] = mapped_column(String(64))

@@ -1,8 +1,8 @@
 """The registry as the service sees it: one class, every method a transaction of its own.
 
-The rules are in the modules beside this one, a noun each; here, in `tenant_calls.py` and in
-`adapter_calls.py` they get their session, the time, the audit entry's actor, and the cache. Any
-method may raise `RegistryUnavailable`.
+The rules are in the modules beside this one, a noun each; here and in the `*_calls.py` they get
+their session, the time, the audit entry's actor, and the cache. Any method may raise
+`RegistryUnavailable`.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,14 @@ from sqlalchemy import select
 
 from adapter_store.registry import audit, usage, usage_totals
 from adapter_store.registry.adapter_calls import AdapterCalls
+from adapter_store.registry.login_calls import LoginCalls
 from adapter_store.registry.models import Tenant
 from adapter_store.registry.records import AuditEntry, UsageGroup, UsageRecord, UsageTotals
 from adapter_store.registry.session import Database
 from adapter_store.registry.tenant_calls import TenantCalls
 
 
-class Registry(TenantCalls, AdapterCalls):
+class Registry(TenantCalls, AdapterCalls, LoginCalls):
     """All rules about tenants, keys, adapters, versions and aliases. For one event loop.
 
     `reserved_names` are those that the base model is served under; `base` always is one.

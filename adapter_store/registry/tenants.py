@@ -9,6 +9,7 @@ from sqlalchemy.orm import aliased
 
 from adapter_store.errors import InvalidField, NameTaken, TenantNotFound
 from adapter_store.model_ref import check_page, check_tenant_name, is_name
+from adapter_store.registry import rollups
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import (
     Adapter,
@@ -99,9 +100,9 @@ async def remove(
 ) -> list[str]:
     """Delete a tenant with its keys, adapters and stored replies, and with its usage if asked.
 
-    While its usage is kept its name is too; deleting it again with the usage frees the name. The
-    audit stays. Returns the digests that no version of another tenant names. Raises
-    `TenantNotFound`.
+    While its usage is kept its name is too; deleting it again with the usage frees the name, and
+    drops what the dashboard has of it. The audit stays. Returns the digests that no version of
+    another tenant names. Raises `TenantNotFound`.
     """
     tenant = await find(session, name, lock="change", deleted_too=with_usage)
     mine = select(Adapter.id).where(Adapter.tenant_id == tenant.id)
@@ -118,6 +119,7 @@ async def remove(
     change.record(session, "tenant.delete", name, name, with_usage=with_usage)
     if with_usage:
         await session.execute(delete(Usage).where(Usage.tenant_id == tenant.id))
+        await rollups.forget_tenant(session, name)
         await session.delete(tenant)
     else:
         tenant.deleted_at = change.now

@@ -41,12 +41,13 @@ async def keep_house(
 
 
 async def keep_registry(registry: Registry, *, every_seconds: float = NOTES_SECONDS) -> None:
-    """Until cancelled, write what may wait: when keys were used. Drop old stored replies."""
+    """Until cancelled, write what may wait: when keys were used. Drop old replies and sessions."""
     while True:
         await asyncio.sleep(every_seconds)
         try:
             await registry.record_key_use()
             await registry.purge_replies()
+            await registry.purge_logins()
         except RegistryUnavailable:
             _log.warning("notes_not_written")
 
