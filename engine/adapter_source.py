@@ -66,6 +66,18 @@ class RunningStep(Protocol):
         ...
 
 
+class Transfer(Protocol):
+    """An adapter's way into its slot, beside the steps that run."""
+
+    def is_done(self) -> bool:
+        """Whether it is over; never waits."""
+        ...
+
+    def error(self) -> str | None:
+        """Once it is over: why the slot does not hold the adapter; None: it does."""
+        ...
+
+
 class Runner(Protocol):
     """The side that holds every tensor."""
 
@@ -77,9 +89,10 @@ class Runner(Protocol):
         """
         ...
 
-    def install_adapter(self, slot: int, weights: Any) -> None:
+    def install_adapter(self, slot: int, weights: Any) -> Transfer | None:
         """Put weights into an empty slot; cheap, for it runs between steps.
 
+        Where that takes time, it is begun, and a row may use the slot once the transfer is done.
         Whatever it raises ends the requests of that adapter, and theirs only.
         """
         ...

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.padding import ROW_TILE, padded_rows
 from engine.scheduled_batch import ScheduledRow
 from lora_kernels import LoraBatch
+from lora_kernels.device_batch import DeviceLoraBatch
 
 IntArray = npt.NDArray[np.int64]
 NO_BLOCK = -1
@@ -41,13 +42,15 @@ class BatchInputs:
     """[num_rows]: position of each row's first token."""
     block_tables: IntArray
     """[num_rows, longest], `NO_BLOCK` past a row's end."""
-    lora: LoraBatch
+    lora: LoraBatch | DeviceLoraBatch
     logit_tokens: Tensor
     """[num_logits] int64: the last token of each row that samples."""
     logit_slots: tuple[int | None, ...]
     """For each logit, its row's adapter slot; ascending, base rows first."""
     logit_rows: tuple[int, ...]
     """For each logit, the row's index in the scheduled batch."""
+    logit_lora: DeviceLoraBatch | None = None
+    """On a device, `logit_slots` as kernels read them, where not every token has a logit."""
 
 
 def build_batch_inputs(

@@ -1,6 +1,7 @@
 """Runs scheduled batches: tensors on this side, decisions on the scheduler's."""
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 from engine.adapter_weights import AdapterWeights
 from engine.attention import AttentionBackend
 from engine.batch_inputs import build_batch_inputs
+from engine.decode_ladder import DecodeLadder
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.models.lora_meter import LoraMeter
 from engine.scheduled_batch import (
+    RunSeconds,
     SampledRow,
     SamplingRow,
     ScheduledBatch,
@@ -37,44 +41,69 @@ class ModelRunner:
         kv_cache: KVCache,
         attention: AttentionBackend,
         sampler: RowSampler,
+        ladder: DecodeLadder | None = None,
     ) -> None:
+        """With a `ladder`, decode steps run on its static buffers, padded, as on a GPU."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._attention = attention
         self._sampler = sampler
+        self._ladder = ladder
         self.projections = decoder.projections
         """Every projection of the model, with its adapter slots."""
+        self._meter = LoraMeter()
+        for projection in self.projections.values():
+            projection.meter = self._meter
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: clear slots, copy blocks, one forward pass, sampling."""
+        began = perf_counter()
         for slot in batch.cleared_slots:
             self.clear_slot(slot)
         self._kv_cache.copy_blocks(batch.block_copies)
         results: list[SampledRow | None] = [None] * len(batch.rows)
-        if batch.rows:
-            for index, sampled in self._run(batch.rows):
-                results[index] = sampled
-        return StepResult(results)
+        if not batch.rows:
+            return StepResult(results)
+        drawn, seconds = self._run(batch.rows, began)
+        for index, sampled in drawn:
+            results[index] = sampled
+        return StepResult(results, seconds)
 
     def install_adapter(self, slot: int, weights: AdapterWeights) -> None:
         """Point a slot to an adapter's weights; no row of the batch being run may use the slot."""
         for key, projection in self.projections.items():
             projection.install(slot, weights.projections.get(key), weights.affines.get(key))
         self._decoder.embedding_lora.install(slot, weights.embedding)
+        if self._ladder is not None and weights.is_uncommon:
+            self._ladder.uncommon_slots.add(slot)
 
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's weights."""
         for projection in self.projections.values():
             projection.clear(slot)
         self._decoder.embedding_lora.install(slot, None)
+        if self._ladder is not None:
+            self._ladder.uncommon_slots.discard(slot)
 
-    def _run(self, rows: Sequence[ScheduledRow]) -> list[tuple[int, SampledRow]]:
+    def _run(
+        self, rows: Sequence[ScheduledRow], began: float
+    ) -> tuple[list[tuple[int, SampledRow]], RunSeconds]:
+        if self._ladder is not None and self._ladder.takes(rows):
+            step = self._ladder.run(rows)
+            sampling = [row for i in step.order if (row := rows[i].sampling) is not None]
+            drawn = self._sampler.sample(step.logits, sampling)
+            return list(zip(step.order, drawn, strict=True))
         inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)
         self._kv_cache.clear_blocks(inputs.fresh_blocks)
+        has_adapters = any(row.slot is not None for row in rows)
+        prepared = perf_counter()
+        if has_adapters:
+            self._meter.begin(is_prefill=inputs.num_tokens > len(rows))
         logits = self._decoder.forward(inputs, self._kv_cache, self._attention)
+        computed = perf_counter()
+        lora = self._meter.end(computed - prepared) if has_adapters else 0.0
         sampling = [row for i in inputs.logit_rows if (row := rows[i].sampling) is not None]
-        if not sampling:
-            return []
-        sampled = self._sampler.sample(logits, sampling)
-        return list(zip(inputs.logit_rows, sampled, strict=True))
+        sampled = self._sampler.sample(logits, sampling) if sampling else []
+        seconds = RunSeconds(prepared - began, lora, perf_counter() - computed)
+        return list(zip(inputs.logit_rows, sampled, strict=True)), seconds

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from engine.adapter_source import Runner
+from engine.adapter_source import Runner, Transfer
 from engine.scheduled_batch import SampledRow, ScheduledBatch, ScheduledRow, StepResult
 
 
@@ -32,9 +32,9 @@ class OverlappedRunner:
         """See `Runner.execute`."""
         return self.launch(batch).result()
 
-    def install_adapter(self, slot: int, weights: Any) -> None:
+    def install_adapter(self, slot: int, weights: Any) -> Transfer | None:
         """See `Runner.install_adapter`; no step runs."""
-        self._runner.install_adapter(slot, weights)
+        return self._runner.install_adapter(slot, weights)
 
     def clear_slot(self, slot: int) -> None:
         """See `Runner.clear_slot`; no step runs."""

@@ -69,3 +69,8 @@ class LoraBatch:
     def num_segments(self) -> int:
         """How many slots the batch uses."""
         return len(self.segment_slot)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row has an adapter."""
+        return not self.segment_slot

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels.batch import LoraBatch
+from lora_kernels.device_batch import DeviceLoraBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class AffineTable:
         self._slots[slot] = affine
         self.is_used = any(held is not None for held in self._slots)
 
-    def apply_(self, y: Tensor, batch: LoraBatch) -> None:
+    def apply_(self, y: Tensor, batch: LoraBatch | DeviceLoraBatch) -> None:
         """Change the rows of y [rows, out_features] in place, each by its own adapter's vectors.
 
         Computed in float32 and rounded once to y's dtype. Element by element, so that a row's bits
@@ -57,7 +58,7 @@ class AffineTable:
             begin, end = batch.segment_indptr[segment : segment + 2]
             if affine is None or begin == end:
                 continue
-            rows = batch.permutation[begin:end]
+            rows = batch.permutation[begin:end].long()
             values = y.index_select(0, rows).to(torch.float32)
             if affine.scale is not None:
                 values.mul_(affine.scale)

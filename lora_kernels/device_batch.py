@@ -68,10 +68,17 @@ class DeviceLoraBatch:
         self.num_rows = 0
         self.segment_slot: tuple[int, ...] = ()
         """Slots that have rows."""
+        self.segment_indptr: tuple[int, ...] = (0,)
+        """Entries `segment_indptr[i]:segment_indptr[i + 1]` of `permutation` have that slot."""
         self.variant: Variant = variant or pick_variant(0, 0, batch_invariant=batch_invariant)
         self._is_small = max_rows <= SMALL_BATCH_ROWS
         self.num_tiles = self._capacity() if self.is_static else 0
         """Tiles that a launch covers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether launches would find nothing to do; a static batch may be filled at any time."""
+        return not self.is_static and not self.segment_slot
 
     @property
     def tiles(self) -> Tiles:
@@ -128,6 +135,7 @@ class DeviceLoraBatch:
         self._copy(torch.from_numpy(host))
         self.num_rows = batch.num_rows
         self.segment_slot = tuple(batch.segment_slot[index] for index in live)
+        self.segment_indptr = (0, *(int(indptr[index + 1]) for index in live))
         if not self.is_static:
             self.num_tiles = len(tiles)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lora_kernels.errors import PoolExhausted
 from lora_kernels.pool import PAGE_ROWS, RankRowPool, pages_for
-from lora_kernels.weights import LoraSlice, LoraWeights
+from lora_kernels.table import SlotWeights
+from lora_kernels.weights import LoraSlice
 
 MAX_SLICES = 3
 """Slices of a projection (q, k, v): the kernels take one B pool for each."""
@@ -93,7 +94,7 @@ class DeviceLoraTable:
         """The largest rank, over all slices, that these slots hold."""
         return max((self._largest_ranks[slot] for slot in slots), default=0)
 
-    def install(self, slot: int, weights: LoraWeights | None) -> None:
+    def install(self, slot: int, weights: SlotWeights | None) -> None:
         """Copy weights into pages; None where the adapter leaves this projection alone.
 
         Raises ValueError where the weights do not fit the projection, PoolExhausted where there is
@@ -102,7 +103,7 @@ class DeviceLoraTable:
         if weights is None:
             self.clear(slot)
         else:
-            self.install_slices(slot, [weights.slice(i) for i in range(len(weights.b))])
+            self.install_slices(slot, [weights.slice(i) for i in range(len(weights.slice_sizes))])
 
     def install_slices(self, slot: int, slices: Sequence[LoraSlice | None]) -> None:
         """Do as `install`; slices that share the tensor `a` share its pages."""

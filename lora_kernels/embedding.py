@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lora_kernels.batch import LoraBatch
 from lora_kernels.cpu import ROW_TILE
+from lora_kernels.device_batch import DeviceLoraBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class EmbeddingTable:
         self._slots[slot] = weights
         self.is_used = any(held is not None for held in self._slots)
 
-    def add_(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
+    def add_(self, x: Tensor, token_ids: Tensor, batch: LoraBatch | DeviceLoraBatch) -> None:
         """Add to x [rows, hidden_size], in place, each row's update for its token.
 
         `token_ids` is [rows] int64. Accumulates in float32, in GEMMs of a multiple of ROW_TILE
@@ -64,9 +65,9 @@ class EmbeddingTable:
             begin, end = batch.segment_indptr[segment : segment + 2]
             if weights is None or begin == end:
                 continue
-            rows = batch.permutation[begin:end]
+            rows = batch.permutation[begin:end].long()
             count = end - begin
-            shrunk = torch.zeros(-(-count // ROW_TILE) * ROW_TILE, weights.a.shape[1])
+            shrunk = weights.a.new_zeros(-(-count // ROW_TILE) * ROW_TILE, weights.a.shape[1])
             shrunk[:count] = weights.a.index_select(0, token_ids.index_select(0, rows))
             update = torch.mm(shrunk.mul_(weights.scaling), weights.b.T)[:count]
             x.index_copy_(0, rows, update.add_(x.index_select(0, rows)).to(x.dtype))

@@ -1,6 +1,7 @@
 """Device memory for rank rows, handed out in pages so that nothing fragments."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -67,11 +68,11 @@ class RankRowPool:
     def write(self, pages: Sequence[int], values: Tensor) -> None:
         """Copy values [rank, row_size], on any device and of any dtype, to the pages' first rows.
 
-        The copies are queued on the current stream.
+        The copies are queued on the current stream: one for each run of adjacent pages.
         """
-        for index in range(pages_for(values.shape[0])):
-            part = values[index * PAGE_ROWS : (index + 1) * PAGE_ROWS]
-            first = pages[index] * PAGE_ROWS
+        for begin, end in _runs(pages[: pages_for(values.shape[0])]):
+            part = values[begin * PAGE_ROWS : end * PAGE_ROWS]
+            first = pages[begin] * PAGE_ROWS
             target = self.rows[first : first + part.shape[0], : self.row_size]
             target.copy_(part, non_blocking=True)
 
@@ -79,6 +80,13 @@ class RankRowPool:
         """Raise AssertionError unless the free list and the flags agree."""
         assert len(set(self._free)) == len(self._free)
         assert sorted(self._free) == [p for p, free in enumerate(self._is_free) if free]
+
+
+def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Begin and end of each stretch of pages that follow one another in memory."""
+    ends = [i for i in range(1, len(pages)) if pages[i] != pages[i - 1] + 1]
+    bounds = [0, *ends, len(pages)]
+    return [(begin, end) for begin, end in pairwise(bounds) if end > begin]
 
 
 def _round_up(value: int, multiple: int) -> int:

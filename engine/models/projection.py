@@ -1,25 +1,31 @@
 """A linear and what adapters add to it."""
 
+from time import perf_counter
+
 from torch import Tensor
 
+from engine.models.lora_meter import LoraMeter
 from engine.ops.protocol import LinearOp
 from lora_kernels import AffineTable, ColumnAffine, LoraBatch, add_lora
-from lora_kernels.cpu_kernels import CpuTable, CpuWeights
+from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.device_kernels import Table, Weights
 
 
 class Projection:
     """A linear, possibly several of the checkpoint's fused, with the adapters' slots beside it."""
 
-    def __init__(self, linear: LinearOp, lora: CpuTable) -> None:
+    def __init__(self, linear: LinearOp, lora: Table) -> None:
         self._linear = linear
         self.lora = lora
         self._affine = AffineTable(lora.out_features, lora.num_slots)
         self.is_adapted = False
         """Whether any slot holds something."""
         self._held: set[int] = set()
+        self.meter = LoraMeter()
+        """Off, unless the runner gives all projections one of its own."""
 
     def install(
-        self, slot: int, weights: CpuWeights | None, affine: ColumnAffine | None = None
+        self, slot: int, weights: Weights | None, affine: ColumnAffine | None = None
     ) -> None:
         """Point a slot to what an adapter has for this projection, which may be nothing.
 
@@ -40,11 +46,14 @@ class Projection:
         self._held.discard(slot)
         self.is_adapted = bool(self._held)
 
-    def __call__(self, x: Tensor, batch: LoraBatch) -> Tensor:
+    def __call__(self, x: Tensor, batch: LoraBatch | DeviceLoraBatch) -> Tensor:
         """[rows, in_features] -> [rows, out_features], each row with its own adapter."""
         y = self._linear(x)
-        if batch.num_segments:
+        if not batch.is_empty:
+            began = perf_counter() if self.meter.is_on else 0.0
             add_lora(y, x, self.lora, batch)
             if self._affine.is_used:
                 self._affine.apply_(y, batch)
+            if self.meter.is_on:
+                self.meter.seconds += perf_counter() - began
         return y

@@ -20,9 +20,12 @@ _UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
 class WeightReader:
     """Tensors of one base model; a context manager, since shards stay mapped while it is open."""
 
-    def __init__(self, base: BaseModel, dtype: torch.dtype) -> None:
+    def __init__(
+        self, base: BaseModel, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         self._tensors = base.tensors
         self._dtype = dtype
+        self._device = device
         self._taken: set[str] = set()
         self._files: dict[Path, Any] = {}
         self._stack = ExitStack()
@@ -52,7 +55,7 @@ class WeightReader:
         if stored.file not in self._files:
             self._files[stored.file] = self._stack.enter_context(safe_open(stored.file, "pt"))
         tensor: Tensor = self._files[stored.file].get_tensor(name)
-        return tensor.to(self._dtype)
+        return tensor.to(self._device).to(self._dtype)
 
     def skip(self, name: str) -> None:
         """This tensor is known and not needed."""

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_engine import FakeSource, MemoryEngine, Overlap, request
 
 ADAPTERS = ["adapter-a", "adapter-b", "adapter-c", "adapter-d"]
 # Few prompts that share prefixes, so that the prefix cache is hit.
@@ -30,6 +30,7 @@ SETTINGS = settings(
 
 class EngineMachine(RuleBasedStateMachine):
     policy = "chunked"
+    overlap: Overlap | None = None
 
     @initialize(
         num_kv_blocks=st.integers(5, 24),
@@ -53,6 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + spare_tokens,
             max_model_len=48,
             policy=self.policy,
+            overlap=self.overlap,
             **config,
         )
 
@@ -181,6 +183,22 @@ class StaticMachine(EngineMachine):
     policy = "static"
 
 
+class EarlyMachine(EngineMachine):
+    """Steps are planned ahead, and run when they are launched."""
+
+    overlap = "early"
+
+
+class LateMachine(EngineMachine):
+    """Steps are planned ahead, and run when whatever happens meanwhile has happened."""
+
+    overlap = "late"
+
+
+class LatePrefillFirstMachine(LateMachine):
+    policy = "prefill_first"
+
+
 def test_any_order_of_events_keeps_the_books_and_the_answers():
     run_state_machine_as_test(EngineMachine, settings=SETTINGS)
 
@@ -191,3 +209,15 @@ def test_prefill_first_keeps_the_books_and_the_answers():
 
 def test_static_batches_keep_the_books_and_the_answers():
     run_state_machine_as_test(StaticMachine, settings=SETTINGS)
+
+
+def test_steps_planned_ahead_keep_the_books_and_the_answers():
+    run_state_machine_as_test(EarlyMachine, settings=SETTINGS)
+
+
+def test_steps_that_run_as_late_as_may_be_keep_the_books_and_the_answers():
+    run_state_machine_as_test(LateMachine, settings=SETTINGS)
+
+
+def test_prefill_first_with_steps_planned_ahead_keeps_the_books_and_the_answers():
+    run_state_machine_as_test(LatePrefillFirstMachine, settings=SETTINGS)

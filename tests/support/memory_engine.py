@@ -6,15 +6,17 @@ table, copy, slot or prefix hit changes tokens or raises; `expected_output` says
 without any engine.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import AdapterUnavailable
 from engine.messages import EngineRequest, FinishReason, RequestOutput
+from engine.overlapped_runner import with_drawn_tokens
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,
@@ -27,6 +29,9 @@ from engine.sequence import Sequence as EngineSequence
 
 EOS = 0
 VOCAB_SIZE = 40
+
+Overlap = Literal["early", "late"]
+"""When a step that was launched runs: at once, or when its result is asked for."""
 
 
 class FakeClock:
@@ -106,8 +111,40 @@ class MemoryRunner:
         self.failing_requests: set[int] = set()
         self.broken_adapters: set[str] = set()
         self.core: EngineCore | None = None
+        self.overlap: Overlap = "early"
+        self._owners: dict[int, EngineRequest] = {}
+        self._flights: list[Flight] = []
+        self._drawn: Sequence[SampledRow | None] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step was launched whose result nobody has asked for."""
+        return bool(self._flights)
+
+    def launch(self, batch: ScheduledBatch) -> "Flight":
+        """See `OverlappingRunner.launch`; block tables are as they are now, whatever is freed."""
+        assert len(self._flights) < 2, "a step may be launched behind one other"
+        assert bool(batch.follows) == self.is_running
+        rows = [row._replace(block_table=tuple(row.block_table)) for row in batch.rows]
+        batch = replace(batch, rows=rows)
+        self._owners_of(batch)
+
+        def run() -> StepResult:
+            whole = batch
+            if batch.follows:
+                whole = replace(batch, rows=with_drawn_tokens(batch, self._drawn))
+            result = self.execute(whole)
+            self._drawn = result.rows
+            return result
+
+        flight = Flight(run, self._flights)
+        self._flights.append(flight)
+        if self.overlap == "early":
+            flight.run()
+        return flight
 
     def install_adapter(self, slot: int, weights: str) -> None:
+        assert not self.is_running, "a slot is changed while a step runs"
         if weights in self.broken_adapters:
             raise AdapterUnavailable(weights, "not for this base")
         assert slot not in self.slots, "a slot is loaded over another adapter"
@@ -116,6 +153,7 @@ class MemoryRunner:
         assert len(set(self.slots.values())) == len(self.slots), "an adapter in two slots"
 
     def clear_slot(self, slot: int) -> None:
+        assert not self.is_running, "a slot is changed while a step runs"
         self.slots.pop(slot, None)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
@@ -123,8 +161,7 @@ class MemoryRunner:
         for slot in batch.cleared_slots:
             self.clear_slot(slot)
         assert batch.num_tokens <= self.config.max_num_batched_tokens
-        sequences = running_sequences(self.core)
-        owners = {row.sequence_id: sequences[row.sequence_id].request.message for row in batch.rows}
+        owners = self._owners_of(batch)
         self._check_slots(batch, owners)
         self._copy(batch)
         self._write(batch, owners)
@@ -138,6 +175,13 @@ class MemoryRunner:
                 for row in batch.rows
             ]
         )
+
+    def _owners_of(self, batch: ScheduledBatch) -> dict[int, EngineRequest]:
+        sequences = running_sequences(self.core)
+        for row in batch.rows:
+            if row.sequence_id in sequences:
+                self._owners[row.sequence_id] = sequences[row.sequence_id].request.message
+        return {row.sequence_id: self._owners[row.sequence_id] for row in batch.rows}
 
     def _check_slots(self, batch: ScheduledBatch, owners: dict[int, EngineRequest]) -> None:
         for row in batch.rows:
@@ -202,6 +246,26 @@ class MemoryRunner:
                 for choice in sampling.choices
             )
         )
+
+
+class Flight:
+    """An `engine.adapter_source.RunningStep`."""
+
+    def __init__(self, compute: Callable[[], StepResult], flights: "list[Flight]") -> None:
+        self._compute = compute
+        self._flights = flights
+        self._result: StepResult | None = None
+
+    def run(self) -> None:
+        if self._result is None:
+            self._result = self._compute()
+
+    def result(self) -> StepResult:
+        assert self._flights[0] is self, "results are asked for in the order of the launches"
+        self.run()
+        del self._flights[0]
+        assert self._result is not None
+        return self._result
 
 
 class FakeSource:
@@ -270,7 +334,12 @@ class MemoryEngine:
     """Core, runner, source and clock joined; collects outputs by (client, request id)."""
 
     def __init__(
-        self, *, source: FakeSource | None = None, step_seconds: float = 1.0, **config: Any
+        self,
+        *,
+        source: FakeSource | None = None,
+        step_seconds: float = 1.0,
+        overlap: Overlap | None = None,
+        **config: Any,
     ) -> None:
         defaults = {
             "num_kv_blocks": 64,
@@ -290,7 +359,10 @@ class MemoryEngine:
             eos_token_ids=[EOS],
             vocab_size=VOCAB_SIZE,
             clock=self.clock,
+            launch=None if overlap is None else self.runner.launch,
         )
+        if overlap is not None:
+            self.runner.overlap = overlap
         self.runner.core = self.core
         self.step_seconds = step_seconds
         self.messages: dict[tuple[Hashable, int], EngineRequest] = {}
@@ -308,7 +380,7 @@ class MemoryEngine:
 
     def step(self) -> list[tuple[Hashable, RequestOutput]]:
         """One step, which takes `step_seconds`; integrity is checked after it."""
-        batches_before = len(self.runner.batches)
+        batches_before, was_running = len(self.runner.batches), self.runner.is_running
         execute = self.runner.execute
 
         def timed_execute(batch: ScheduledBatch) -> StepResult:
@@ -320,7 +392,7 @@ class MemoryEngine:
             outputs = self.core.step()
         finally:
             self.runner.execute = execute  # type: ignore[method-assign]
-        if len(self.runner.batches) == batches_before:
+        if len(self.runner.batches) == batches_before and not was_running:
             self.clock.now += self.step_seconds / 100
         self.core.check_integrity()
         for client, output in outputs:
