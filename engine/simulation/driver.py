@@ -22,8 +22,10 @@ from engine.scheduled_batch import ScheduledBatch
 from engine.simulation.adapters import SimulatedAdapters
 from engine.simulation.quick_core import QuickCore
 from engine.simulation.record import Ending, RequestRecord, SimulationReport
+from engine.simulation.rivals import Order
 from engine.simulation.runner import SimulatedClock, SimulatedRunner, TokenScript
 from engine.simulation.step_time import LinearStepTime, LoadTime, StepTime
+from engine.simulation.use import UseMeter
 
 CLIENT = "simulation"
 MAX_EMPTY_STEPS = 100
@@ -44,7 +46,10 @@ class Simulation:
     each step of the core, with rows or without.
 
     A `quick` simulation gives the same report at a fraction of the cost: see `QuickScheduler`. It
-    has no batches to observe and no tokens to script, and `step_time` is a `LoadTime`.
+    has no batches to observe and no tokens to script, and `step_time` is a `LoadTime`. It alone can
+    have another `order` of service than the scheduler's own, see `engine.simulation.rivals`, and
+    meters what is in use. With `on_finish` a request that is over is handed over and forgotten, so
+    that the report has only those that are not.
     """
 
     def __init__(
@@ -62,7 +67,9 @@ class Simulation:
         follow_up: FollowUp | None = None,
         observe: "Callable[[Simulation, ScheduledBatch], None] | None" = None,
         after_step: "Callable[[Simulation], None] | None" = None,
+        on_finish: Callable[[RequestRecord], None] | None = None,
         quick: bool = False,
+        order: Order = "fair",
     ) -> None:
         self.clock = SimulatedClock()
         self.config = config
@@ -81,7 +88,10 @@ class Simulation:
         )
         self.records: dict[int, RequestRecord] = {}
         """By request id, in the order in which they are sent."""
+        self.use = UseMeter()
         self._quick: QuickCore | None = None
+        if order != "fair" and not quick:
+            raise ValueError("only a quick simulation has another order of service")
         if quick:
             if script or observe or after_step:
                 raise ValueError("a quick simulation has no script, and nothing to observe")
@@ -96,6 +106,7 @@ class Simulation:
                 clock=self.clock,
                 step_time=self.runner.step_time,
                 record_of=self.records.__getitem__,
+                order=order,
             )
         self.core = self._quick or EngineCore(
             config,
@@ -107,6 +118,7 @@ class Simulation:
         )
         self._follow_up = follow_up
         self._after_step = after_step
+        self._on_finish = on_finish
         self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
         self._order = itertools.count()
         self._num_unfinished = 0
@@ -145,18 +157,28 @@ class Simulation:
 
         Raises `SimulationStalled` if requests are left that nothing will ever end.
         """
+        self.advance(until)
+        return self.report()
+
+    def advance(self, until: float | None = None) -> None:
+        """As `run`, without a report."""
         num_empty_steps = 0
+        quick = self._quick
         while until is None or self.clock.now < until:
             self._deliver()
             if not (self.core.has_work or self._has_adapter_events()):
                 if not self._sleep(until):
                     break
                 continue
-            if self._quick is not None and self._quick.skip(self._next_event_at(until)):
+            began = self.clock.now
+            if quick is not None and quick.skip(self._next_event_at(until)):
+                self.use.add(self.clock.now - began, *quick.in_use())
                 continue
             num_steps = self.runner.num_steps
             outputs = self.core.step()
             now = self.clock.now
+            if quick is not None:
+                self.use.add(now - began, *quick.in_use())
             for _, output in outputs:
                 self._take(output, now)
             if self._after_step is not None:
@@ -164,7 +186,6 @@ class Simulation:
             num_empty_steps = 0 if self.runner.num_steps > num_steps else num_empty_steps + 1
             if num_empty_steps > MAX_EMPTY_STEPS:
                 raise SimulationStalled(f"no batch in {MAX_EMPTY_STEPS} steps, at {now:.3f} s")
-        return self.report()
 
     def report(self) -> SimulationReport:
         """What happened so far."""
@@ -176,6 +197,7 @@ class Simulation:
             num_rows=self.runner.num_rows,
             num_loads=self.adapters.num_loads,
             num_installs=self.runner.num_installs,
+            use=self.use,
         )
 
     def _deliver(self) -> None:
@@ -246,6 +268,9 @@ class Simulation:
         record.finished = now
         record.finish_reason = reason
         self._num_unfinished -= 1
+        if self._on_finish is not None:
+            del self.records[record.request.request_id]
+            self._on_finish(record)
         if self._follow_up is not None:
             for at, request in self._follow_up(record):
                 self.send(at, request)

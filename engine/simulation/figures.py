@@ -1,5 +1,6 @@
 """What a simulated run amounts to, in the figures that operators plan with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,9 @@ class Figures:
 
     num_requests: int
     num_refused: int
-    output_tokens_per_second: float
+    seconds: float
     """From the first of them to arrive until the last to finish."""
+    output_tokens_per_second: float
     ttft_p50_ms: float
     ttft_p99_ms: float
     tpot_p50_ms: float
@@ -39,23 +41,58 @@ class Figures:
     """Tokens of outputs as a share of the rows that could have drawn one; over the whole run."""
     num_preemptions: int
     num_loads: int
+    queue_ms: dict[str, float]
+    """Mean milliseconds in the queue by cause."""
+    longest_wait_ms: float
+    """In the queue, of any request."""
+    kv_use: float
+    """Blocks in use while steps ran, as a share of all; so with the next two."""
+    kv_peak: float
+    slots_used: float
+    """Adapter slots, on average."""
+    running: float
+    """Sequences, on average."""
 
 
-def figures(report: SimulationReport, slo: Slo, warm_up: float = 0.1) -> Figures:
-    """`warm_up`: this share of the requests, the first to arrive, is discarded."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWait:
+    """One adapter's requests: how many, and where they waited."""
+
+    adapter: str
+    num_requests: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    longest_wait_ms: float
+    queue_ms: dict[str, float]
+    """Mean milliseconds in the queue by cause."""
+
+
+def figures(
+    report: SimulationReport,
+    slo: Slo,
+    warm_up: float = 0.1,
+    service_seconds: float = 0.0,
+    num_kv_blocks: int = 1,
+) -> Figures:
+    """`warm_up`: this share of the requests, the first to arrive, is discarded.
+
+    `service_seconds` are added to each time to first token: what it takes besides the engine.
+    """
     records = report.requests[int(len(report.requests) * warm_up) :]
     served = [record for record in records if record.token_times]
-    ttft = np.array([record.token_times[0] - record.arrival for record in served])
+    ttft = np.array([r.token_times[0] - r.arrival + service_seconds for r in served])
     tpot = np.array([_per_token(record) for record in served])
     gaps = [np.diff(record.token_times) for record in served]
     queue = [sum(record.queue.values()) for record in served]
     num_tokens = sum(record.num_output_tokens for record in served)
     ends = [record.finished for record in served if record.finished is not None]
     seconds = max(ends, default=0.0) - min((record.arrival for record in records), default=0.0)
+    use = report.use
     num_good = int(np.sum((ttft <= slo.first_token) & (tpot <= slo.per_output_token)))
     return Figures(
         num_requests=len(records),
         num_refused=sum(record.finish_reason == "refused" for record in records),
+        seconds=max(seconds, 0.0),
         output_tokens_per_second=num_tokens / seconds if seconds > 0 else 0.0,
         ttft_p50_ms=_percentile(ttft, 50),
         ttft_p99_ms=_percentile(ttft, 99),
@@ -69,7 +106,51 @@ def figures(report: SimulationReport, slo: Slo, warm_up: float = 0.1) -> Figures
         slot_efficiency=report.num_output_tokens / report.num_rows if report.num_rows else 0.0,
         num_preemptions=report.num_preemptions,
         num_loads=report.num_loads,
+        queue_ms=_mean_by_cause(served),
+        longest_wait_ms=max(queue, default=0.0) * 1e3,
+        kv_use=use.mean(use.kv_seconds) / num_kv_blocks,
+        kv_peak=use.kv_peak / num_kv_blocks,
+        slots_used=use.mean(use.slot_seconds),
+        running=use.mean(use.running_seconds),
     )
+
+
+def adapter_waits(
+    report: SimulationReport, warm_up: float = 0.1, count: int = 20
+) -> tuple[AdapterWait, ...]:
+    """The `count` adapters whose requests waited longest in all."""
+    by_adapter: dict[str, list[RequestRecord]] = {}
+    for record in report.requests[int(len(report.requests) * warm_up) :]:
+        if record.request.adapter is not None and record.token_times:
+            by_adapter.setdefault(record.request.adapter, []).append(record)
+    waited = {
+        adapter: sum(sum(record.queue.values()) for record in records)
+        for adapter, records in by_adapter.items()
+    }
+    return tuple(
+        _adapter_wait(adapter, by_adapter[adapter])
+        for adapter in sorted(waited, key=lambda adapter: -waited[adapter])[:count]
+    )
+
+
+def _adapter_wait(adapter: str, records: Sequence[RequestRecord]) -> AdapterWait:
+    ttft = np.array([record.token_times[0] - record.arrival for record in records])
+    return AdapterWait(
+        adapter=adapter,
+        num_requests=len(records),
+        ttft_p50_ms=_percentile(ttft, 50),
+        ttft_p99_ms=_percentile(ttft, 99),
+        longest_wait_ms=max(sum(record.queue.values()) for record in records) * 1e3,
+        queue_ms=_mean_by_cause(records),
+    )
+
+
+def _mean_by_cause(records: Sequence[RequestRecord]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for record in records:
+        for cause, seconds in record.queue.items():
+            totals[cause] = totals.get(cause, 0.0) + seconds * 1e3 / len(records)
+    return totals
 
 
 def _per_token(record: RequestRecord) -> float:

@@ -19,6 +19,8 @@ class ModelShape:
     """Query heads x their size."""
     kv_width: int
     """K/V heads x their size."""
+    lora_width: int = 0
+    """Inputs and outputs of all linear layers: parameters of an adapter of rank 1."""
     bytes_per_value: int = 2
     """Of weights, K and V: 2 in bfloat16."""
 
@@ -31,6 +33,10 @@ class ModelShape:
     def kv_bytes_per_token(self) -> int:
         """K and V of one position in all layers."""
         return 2 * self.num_layers * self.kv_width * self.bytes_per_value
+
+    def adapter_bytes(self, rank: int) -> int:
+        """Of an adapter of all linear layers."""
+        return rank * self.lora_width * self.bytes_per_value
 
     @classmethod
     def from_config(cls, name: str, config: dict[str, Any]) -> "ModelShape":
@@ -50,7 +56,9 @@ class ModelShape:
         head_dim = _count(name, config, "head_dim", hidden // heads)
         vocabulary = _count(name, config, "vocab_size") * hidden
         attention = 2 * hidden * (heads + kv_heads) * head_dim
-        mlp = 3 * hidden * _count(name, config, "intermediate_size")
+        inner = _count(name, config, "intermediate_size")
+        mlp = 3 * hidden * inner
+        width = 4 * hidden + 2 * (heads + kv_heads) * head_dim + 3 * (hidden + inner)
         num_embeddings = 1 if config.get("tie_word_embeddings") else 2
         return cls(
             name=name,
@@ -60,6 +68,7 @@ class ModelShape:
             num_layers=layers,
             attention_width=heads * head_dim,
             kv_width=kv_heads * head_dim,
+            lora_width=layers * width,
         )
 
     @classmethod

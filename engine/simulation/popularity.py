@@ -37,6 +37,11 @@ def one_hot(num_adapters: int, share: float = 0.5) -> Popularity:
     return _popularity([share, *[(1 - share) / num_others] * num_others])
 
 
+def weighted(counts: Sequence[float]) -> Popularity:
+    """Each as often as it was seen."""
+    return _popularity(counts)
+
+
 def _popularity(weights: Sequence[float]) -> Popularity:
     if not weights:
         raise ValueError("there must be at least one adapter")

@@ -53,6 +53,12 @@ RUNS: tuple[tuple[NamedPolicy, float], ...] = (
     (CHUNKED_512, SATURATED),
 )
 """Policies and rates that the figures need."""
+CURVES = tuple(
+    (policy, rate)
+    for policy in (STATIC_16, STATIC_64, PREFILL_FIRST, CHUNKED_512)
+    for rate in (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0)
+    if (policy, rate) not in RUNS
+)
 CONTEXT = 1125
 BATCH = 256
 SAMPLE = 20_000
@@ -77,9 +83,12 @@ class Comparison:
         return low <= self.ours.mean <= high
 
 
-def jobs(num_seeds: int) -> list[tuple[Study, NamedPolicy, float, int]]:
-    """What `run_jobs` is to run."""
-    return [(STUDY, policy, rate, seed) for seed in range(num_seeds) for policy, rate in RUNS]
+def jobs(
+    num_seeds: int, *, with_curves: bool = False
+) -> list[tuple[Study, NamedPolicy, float, int]]:
+    """What `run_jobs` is to run; `with_curves`: the lower rates too, as the article's Figure 3."""
+    runs = [*RUNS, *CURVES] if with_curves else RUNS
+    return [(STUDY, policy, rate, seed) for seed in range(num_seeds) for policy, rate in runs]
 
 
 def compare(rows: Sequence[Row]) -> list[Comparison]:

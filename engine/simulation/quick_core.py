@@ -8,6 +8,7 @@ from engine.core import ClientOutput, EngineCore
 from engine.simulation.adapters import SimulatedAdapters
 from engine.simulation.quick_scheduler import QuickScheduler
 from engine.simulation.record import RequestRecord
+from engine.simulation.rivals import Order
 from engine.simulation.runner import SimulatedClock, SimulatedRunner
 from engine.simulation.step_time import LoadTime
 
@@ -26,12 +27,15 @@ class QuickCore(EngineCore):
         clock: SimulatedClock,
         step_time: LoadTime,
         record_of: Callable[[int], RequestRecord],
+        order: Order = "fair",
     ) -> None:
         options: dict[str, Any] = {
             "eos_token_ids": eos_token_ids, "vocab_size": vocab_size, "clock": clock,
         }  # fmt: skip
         super().__init__(config, runner, adapters, **options)
-        self._scheduler = self._quick = QuickScheduler(config, record_of=record_of, **options)
+        self._scheduler = self._quick = QuickScheduler(
+            config, record_of=record_of, order=order, **options
+        )
         self._totals = runner
         self._clock = clock
         self._step_time = step_time
@@ -46,7 +50,7 @@ class QuickCore(EngineCore):
         self._tell_source()
         self._change_slots(*changes)
         if plan.grants or plan.fillers:
-            load = quick.load()
+            load = quick.step_load()
             self._clock.now += self._step_time.seconds(load)
             self._totals.count(1, load.num_rows)
             quick.commit_fillers(self._clock.now)
@@ -71,3 +75,7 @@ class QuickCore(EngineCore):
         self._totals.count(len(times), load.num_rows * len(times))
         quick.take_steps(times)
         return True
+
+    def in_use(self) -> tuple[int, int, int]:
+        """KV blocks, adapter slots, and sequences that run."""
+        return self._quick.in_use()

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from engine.adapter_queue import AdapterQueue
 from engine.config import SchedulerConfig
+from engine.policies import make_policy
 from engine.request import Request
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.simulation.record import RequestRecord
+from engine.simulation.rivals import Order, rival_lifecycle
 from engine.simulation.runner import FILLER_TOKEN_ID
 from engine.simulation.step_load import StepLoad
 from engine.step_plan import StepPlan
@@ -47,8 +49,12 @@ class QuickScheduler(Scheduler):
         vocab_size: int,
         clock: Callable[[], float],
         record_of: Callable[[int], RequestRecord],
+        order: Order = "fair",
     ) -> None:
         super().__init__(config, eos_token_ids=eos_token_ids, vocab_size=vocab_size, clock=clock)
+        if order != "fair":
+            self._lifecycle = rival_lifecycle(order, config, self._time)
+            self._policy = make_policy(config, self._lifecycle)
         self._record_of = record_of
         self._lanes: dict[int, Lane] = {}
         self._is_steady = False
@@ -69,7 +75,7 @@ class QuickScheduler(Scheduler):
             self._lanes.pop(sequence_id, None)
         return self._plan
 
-    def load(self) -> StepLoad:
+    def step_load(self) -> StepLoad:
         """Of the step that was planned."""
         if self._plan.fillers or self._policy.keeps_finished:
             return StepLoad.of(self._plan.batch(self._lifecycle.blocks, self._lifecycle.slots))
@@ -86,6 +92,13 @@ class QuickScheduler(Scheduler):
         load.num_tokens += num_decodes
         load.context += context
         load.pairs += context
+        if self._config.max_loras:
+            slots = {sequence.slot for sequence in self._plan.grants}
+            slots.discard(None)
+            load.num_adapters = len(slots)
+            load.lora_tokens = load.num_tokens - sum(
+                num_tokens for s, num_tokens in self._plan.grants.items() if s.slot is None
+            )
         return load
 
     def commit_fillers(self, now: float) -> None:
@@ -161,10 +174,15 @@ class QuickScheduler(Scheduler):
     def steady_load(self) -> StepLoad:
         """Of the first of these steps; `next_decode` leads to the next one."""
         load = StepLoad()
+        slots: set[int] = set()
         for sequence in self._lifecycle.running:
             load.add(len(sequence.token_ids) - 1, 1)
+            if sequence.slot is not None:
+                slots.add(sequence.slot)
+                load.lora_tokens += 1
             if self._policy.keeps_finished:
                 load.add_sampled(sequence.num_prompt_tokens, sequence.num_output_tokens)
+        load.num_adapters = len(slots)
         return load
 
     def growing(self) -> list[Sequence]:
@@ -196,6 +214,11 @@ class QuickScheduler(Scheduler):
             queue = sequence.request.queue
             owed[queue] = owed.get(queue, 0) + num_steps
         self._charge(owed)
+
+    def in_use(self) -> tuple[int, int, int]:
+        """KV blocks, adapter slots, and sequences that run."""
+        lifecycle = self._lifecycle
+        return lifecycle.blocks.num_used, lifecycle.slots.num_placed, len(lifecycle.running)
 
     # -- private
 

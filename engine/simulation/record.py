@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.messages import EngineRequest, FinishReason, RequestTiming
+from engine.simulation.use import UseMeter
 
 Ending = FinishReason | Literal["refused"]
 
@@ -72,6 +73,8 @@ class SimulationReport:
     """Adapters brought to host memory."""
     num_installs: int
     """Adapters put into a slot."""
+    use: UseMeter = field(default_factory=UseMeter)
+    """Of a quick simulation; else empty."""
 
     @property
     def num_output_tokens(self) -> int:

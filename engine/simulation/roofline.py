@@ -63,12 +63,13 @@ class RooflineStepTime:
     """Seconds of a step of `model` on `gpu`.
 
     `is_padded`: every row reads the longest prompt's and the longest output's context, as in a
-    batch of padded sequences.
+    batch of padded sequences. `adapter_bytes`: of weights, read once for each different adapter.
     """
 
     model: ModelShape
     gpu: Gpu
     is_padded: bool = False
+    adapter_bytes: int = 0
 
     def __call__(self, batch: ScheduledBatch) -> float:
         """See `StepTime`."""
@@ -79,12 +80,15 @@ class RooflineStepTime:
         context = load.context
         if self.is_padded and load.num_tokens == load.num_rows:
             context = load.num_rows * (load.longest_prompt + load.longest_output)
-        return self.of_sums(load.num_tokens, context, load.pairs)
+        return self.of_sums(load.num_tokens, context, load.pairs, load.num_adapters)
 
-    def of_sums(self, num_tokens: float, context: float, pairs: float) -> float:
+    def of_sums(
+        self, num_tokens: float, context: float, pairs: float, num_adapters: int = 0
+    ) -> float:
         """A step of `num_tokens` that reads `context` positions and attends over `pairs`."""
         model, gpu = self.model, self.gpu
         num_bytes = model.weight_bytes + model.kv_bytes_per_token * context
+        num_bytes += self.adapter_bytes * num_adapters
         # A score and its share of the output: two multiplications and additions a channel.
         attention = 4 * model.num_layers * model.attention_width * pairs
         num_operations = 2 * model.num_parameters * num_tokens + attention

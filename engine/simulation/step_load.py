@@ -1,4 +1,4 @@
-"""What a step asks of a machine: rows, tokens and context, summed over its rows."""
+"""What a step asks of a machine: rows, tokens, context and adapters, summed over its rows."""
 
 from dataclasses import dataclass
 
@@ -19,6 +19,10 @@ class StepLoad:
     """Of the rows that sample, in tokens."""
     longest_output: int = 0
     """Of the rows that sample: tokens that they have drawn before."""
+    num_adapters: int = 0
+    """Different ones."""
+    lora_tokens: int = 0
+    """Tokens of rows with an adapter."""
 
     def add(self, start: int, num_tokens: int) -> None:
         """A row more."""
@@ -45,8 +49,13 @@ class StepLoad:
     def of(cls, batch: ScheduledBatch) -> "StepLoad":
         """A batch's load."""
         load = cls()
+        slots: set[int] = set()
         for row in batch.rows:
             load.add(row.start, len(row.token_ids))
+            if row.slot is not None:
+                slots.add(row.slot)
+                load.lora_tokens += len(row.token_ids)
             if row.sampling is not None:
                 load.add_sampled(row.sampling.num_prompt_tokens, row.sampling.output_position)
+        load.num_adapters = len(slots)
         return load

@@ -13,11 +13,15 @@ from engine.config import Policy, SchedulerConfig
 from engine.errors import ConfigError
 from engine.simulation.arrivals import bursty, gamma
 from engine.simulation.driver import Simulation
-from engine.simulation.figures import Figures, Slo, figures
+from engine.simulation.figures import AdapterWait, Figures, Slo, adapter_waits, figures
+from engine.simulation.fitted import FittedStepTime, StepModel
 from engine.simulation.lengths import Lengths
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.popularity import Popularity
+from engine.simulation.record import RequestRecord
+from engine.simulation.rivals import Order
 from engine.simulation.roofline import Gpu, RooflineStepTime
+from engine.simulation.step_time import LoadTime
 from engine.simulation.workload import Arrival, Traffic
 
 
@@ -57,7 +61,13 @@ class Study:
     popularity: Popularity | None = None
     num_tenants: int = 1
     max_loras: int = 8
+    max_cpu_loras: int | None = None
+    """Adapters in host memory; None: four times as many as slots, and at least 32."""
+    adapter_rank: int = 16
     load_seconds: float = 0.03
+    step_model: StepModel | None = None
+    """A measured engine: instead of a roofline, and of what a GPU's memory holds."""
+    order: Order = "fair"
     trace: Sequence[Arrival] | None = None
     """Replayed instead of all of the above that concerns traffic; rates and seeds mean nothing."""
     slo: Slo = field(default_factory=Slo)
@@ -68,11 +78,73 @@ class Study:
         """Of one replica. Raises ConfigError if there is no room for any."""
         if self.num_kv_blocks is not None:
             return self.num_kv_blocks
-        room = 0.9 * self.gpu.memory - self.model.weight_bytes
+        if self.step_model is not None:
+            return self.step_model.num_kv_blocks
+        room = 0.9 * self.gpu.memory - self.model.weight_bytes - self.lora_bytes
         num_blocks = int(room / (self.model.kv_bytes_per_token * self.block_size))
         if num_blocks < 1:
             raise ConfigError(f"{self.model.name} does not fit into the memory of {self.gpu.name}")
         return num_blocks
+
+    @property
+    def lora_bytes(self) -> int:
+        """Of device memory that all slots take."""
+        return self.max_loras * self.model.adapter_bytes(self.adapter_rank)
+
+    def step_time(self, policy: NamedPolicy) -> LoadTime:
+        """Of one replica."""
+        if self.step_model is not None:
+            return FittedStepTime(self.step_model.costs)
+        adapter_bytes = self.model.adapter_bytes(self.adapter_rank) if self.popularity else 0
+        return RooflineStepTime(self.model, self.gpu, policy.policy == "static", adapter_bytes)
+
+    def config(self, policy: NamedPolicy) -> SchedulerConfig:
+        """Of one replica. Raises ConfigError for what could not run."""
+        width = policy.max_num_seqs
+        return SchedulerConfig(
+            num_kv_blocks=self.kv_blocks,
+            block_size=self.block_size,
+            max_num_seqs=width,
+            max_num_batched_tokens=policy.max_num_batched_tokens or width * self.max_model_len,
+            max_model_len=self.max_model_len,
+            max_loras=self.max_loras,
+            max_queue_len=10**9,
+            policy=policy.policy,
+            enable_prefix_cache=False,  # simulated prompts share nothing
+        )
+
+    def replica(
+        self, policy: NamedPolicy, on_finish: Callable[[RequestRecord], None] | None = None
+    ) -> Simulation:
+        """One engine, with nothing sent to it yet. Raises ConfigError for what could not run."""
+        return Simulation(
+            self.config(policy),
+            step_time=self.step_time(policy),
+            load_seconds=lambda _: self.load_seconds,
+            max_cpu_loras=self.max_cpu_loras or max(32, 4 * self.max_loras),
+            install_seconds=0.0 if self.step_model is None else self.step_model.install_seconds,
+            on_finish=on_finish,
+            quick=True,
+            order=self.order,
+        )
+
+    def traffic(self, rate: float) -> Traffic:
+        """What is sent, unless a trace is, at so many requests a second."""
+        variation = self.variation
+        return Traffic(
+            arrivals=lambda random: (
+                bursty(rate, random) if variation is None else gamma(rate, variation, random)
+            ),
+            prompts=self.prompts,
+            outputs=self.outputs,
+            num_requests=self.num_requests,
+            popularity=self.popularity,
+            num_tenants=self.num_tenants,
+        )
+
+    def requests(self, rate: float, seed: int) -> Iterable[Arrival]:
+        """The trace's, or those that are drawn."""
+        return self.traffic(rate).requests(seed) if self.trace is None else self.trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +156,8 @@ class Row:
     rate: float
     seed: int
     figures: Figures
+    adapters: tuple[AdapterWait, ...] = ()
+    """Those that waited longest in all."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: flat."""
@@ -102,29 +176,14 @@ class Spread:
 
 def simulate(study: Study, policy: NamedPolicy, rate: float, seed: int) -> Row:
     """One run. Raises ConfigError for what could not run."""
-    width = policy.max_num_seqs
-    budget = policy.max_num_batched_tokens or width * study.max_model_len
-    config = SchedulerConfig(
-        num_kv_blocks=study.kv_blocks,
-        block_size=study.block_size,
-        max_num_seqs=width,
-        max_num_batched_tokens=budget,
-        max_model_len=study.max_model_len,
-        max_loras=study.max_loras,
-        max_queue_len=10**9,
-        policy=policy.policy,
-        enable_prefix_cache=False,  # simulated prompts share nothing
-    )
-    simulation = Simulation(
-        config,
-        step_time=RooflineStepTime(study.model, study.gpu, policy.policy == "static"),
-        load_seconds=lambda _: study.load_seconds,
-        quick=True,
-    )
-    for at, request in _requests(study, rate, seed):
+    simulation = study.replica(policy)
+    for at, request in study.requests(rate, seed):
         simulation.send(at, request)
-    found = figures(simulation.run(), study.slo, study.warm_up)
-    return Row(policy.name, width, rate, seed, found)
+    service = 0.0 if study.step_model is None else study.step_model.service_seconds
+    report = simulation.run()
+    found = figures(report, study.slo, study.warm_up, service, study.kv_blocks)
+    waits = adapter_waits(report, study.warm_up) if study.max_loras else ()
+    return Row(policy.name, policy.max_num_seqs, rate, seed, found, waits)
 
 
 def run(
@@ -162,19 +221,3 @@ def spread(rows: Iterable[Row], value: Callable[[Row], float]) -> Spread:
     """Over these rows, of which there is at least one."""
     values = [value(row) for row in rows]
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
-
-
-def _requests(study: Study, rate: float, seed: int) -> Iterable[Arrival]:
-    if study.trace is not None:
-        return study.trace
-    variation = study.variation
-    return Traffic(
-        arrivals=lambda random: (
-            bursty(rate, random) if variation is None else gamma(rate, variation, random)
-        ),
-        prompts=study.prompts,
-        outputs=study.outputs,
-        num_requests=study.num_requests,
-        popularity=study.popularity,
-        num_tenants=study.num_tenants,
-    ).requests(seed)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,24 @@ class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
     adapter: str | None = None
 
 
+class Drawn(NamedTuple):
+    """A request as it was drawn."""
+
+    at: float
+    number: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    tenant: str
+    adapter: str | None
+
+    def request(self) -> EngineRequest:
+        """As it is sent."""
+        return simulated_request(
+            self.number, self.num_prompt_tokens, self.num_output_tokens,
+            tenant=self.tenant, adapter=self.adapter,
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Requests by distributions. Adapter `a<k>` belongs to tenant `t<k modulo num_tenants>`.
@@ -49,6 +68,10 @@ class Traffic:
 
     def requests(self, seed: int) -> Iterator[Arrival]:
         """The same for the same seed; times, lengths and adapters are drawn independently."""
+        return ((drawn.at, drawn.request()) for drawn in self.draws(seed))
+
+    def draws(self, seed: int) -> "Iterator[Drawn]":
+        """The same, before a prompt is made."""
         times, lengths, adapters = (
             _random(seed, part) for part in ("arrivals", "lengths", "adapters")
         )
@@ -58,7 +81,7 @@ class Traffic:
             key = number if self.popularity is None else self.popularity.draw(adapters)
             tenant = f"t{key % self.num_tenants}"
             adapter = None if self.popularity is None else f"a{key}"
-            yield at, simulated_request(number, prompt, output, tenant=tenant, adapter=adapter)
+            yield Drawn(at, number, prompt, output, tenant, adapter)
 
 
 def replay(path: Path) -> list[Arrival]:

@@ -51,6 +51,8 @@ from loraplex.supervisor.data_dir import default_data_dir
     "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
     show_default=True, help="Of weights and KV cache; auto: as the model was saved.",
 )  # fmt: skip
+@click.option("--quantization", type=click.Choice(["int8", "fp8", "nf4", "int4"]),
+              help="Hold the layers' weights in fewer bits; needs loraplex[quantization].")  # fmt: skip
 @click.option("--no-prefix-cache", is_flag=True, help="Recompute shared prompts.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True,
               help="API processes; more than 1 need PostgreSQL and Redis.")  # fmt: skip
@@ -65,8 +67,8 @@ def serve(
     max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, warm_up_seconds: float,
     max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
-    dtype: str, no_prefix_cache: bool, workers: int, api_silence_seconds: float,
-    drain_seconds: float, threads: int | None,
+    dtype: str, quantization: str | None, no_prefix_cache: bool, workers: int,
+    api_silence_seconds: float, drain_seconds: float, threads: int | None,
 ) -> None:  # fmt: skip
     """Serve a base model and the adapters of its tenants, on the OpenAI API.
 
@@ -89,6 +91,7 @@ def serve(
         drain_seconds=drain_seconds,
         engine={
             "dtype": dtype,
+            "quantization": quantization,
             "max_loras": max_loras,
             "max_lora_rank": max_lora_rank,
             "max_cpu_loras": max_cpu_loras,

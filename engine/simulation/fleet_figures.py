@@ -1,0 +1,145 @@
+"""Figures of many replicas, summed as requests end: memory does not grow with their number."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.simulation.figures import Slo
+from engine.simulation.log_histogram import LogHistogram
+from engine.simulation.record import RequestRecord
+from engine.simulation.use import UseMeter
+
+
+@dataclass(slots=True)
+class AdapterTally:
+    """One adapter's requests."""
+
+    num_requests: int = 0
+    ttft_seconds: float = 0.0
+    longest_wait: float = 0.0
+    queue: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by cause."""
+
+    def merge(self, other: "AdapterTally") -> None:
+        """Add what another part of the fleet saw."""
+        self.num_requests += other.num_requests
+        self.ttft_seconds += other.ttft_seconds
+        self.longest_wait = max(self.longest_wait, other.longest_wait)
+        add_seconds(self.queue, other.queue)
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetFigures:
+    """Of the requests after the warm-up, which the first `num_warm_up` arrivals are."""
+
+    slo: Slo
+    num_warm_up: int = 0
+    service_seconds: float = 0.0
+    num_requests: int = 0
+    num_refused: int = 0
+    num_good: int = 0
+    num_output_tokens: int = 0
+    first_arrival: float = float("inf")
+    last_end: float = 0.0
+    ttft: LogHistogram = field(default_factory=LogHistogram)
+    tpot: LogHistogram = field(default_factory=LogHistogram)
+    gap: LogHistogram = field(default_factory=LogHistogram)
+    queue: LogHistogram = field(default_factory=LogHistogram)
+    queue_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    adapters: dict[str, AdapterTally] = field(default_factory=dict[str, AdapterTally])
+    tenants: dict[str, float] = field(default_factory=dict[str, float])
+    """Tokens served: prompts, and outputs by their weight of 2."""
+    replicas: dict[int, int] = field(default_factory=dict[int, int])
+    """Output tokens by replica."""
+    use: UseMeter = field(default_factory=UseMeter)
+    num_preemptions: int = 0
+    num_loads: int = 0
+    num_rows: int = 0
+
+    def take(self, replica: int, record: RequestRecord) -> None:
+        """A request is over."""
+        request = record.request
+        if request.request_id < self.num_warm_up:
+            return
+        self.num_requests += 1
+        self.first_arrival = min(self.first_arrival, record.arrival)
+        times = record.token_times
+        if not times or record.finished is None:
+            self.num_refused += record.finish_reason == "refused"
+            return
+        self.last_end = max(self.last_end, record.finished)
+        ttft = times[0] - record.arrival + self.service_seconds
+        tpot = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+        waited = sum(record.queue.values())
+        self.num_good += ttft <= self.slo.first_token and tpot <= self.slo.per_output_token
+        self.ttft.add(ttft)
+        self.tpot.add(tpot)
+        self.queue.add(waited)
+        self.gap.add_all(np.diff(times))
+        self.num_output_tokens += record.num_output_tokens
+        self.replicas[replica] = self.replicas.get(replica, 0) + record.num_output_tokens
+        served = len(request.prompt_token_ids) + 2.0 * record.num_output_tokens
+        self.tenants[request.tenant] = self.tenants.get(request.tenant, 0.0) + served
+        add_seconds(self.queue_seconds, record.queue)
+        if request.adapter is not None:
+            tally = self.adapters.setdefault(request.adapter, AdapterTally())
+            tally.num_requests += 1
+            tally.ttft_seconds += ttft
+            tally.longest_wait = max(tally.longest_wait, waited)
+            add_seconds(tally.queue, record.queue)
+
+    def merge(self, other: "FleetFigures") -> None:
+        """Add another part of the fleet."""
+        for name in (
+            "num_requests", "num_refused", "num_good", "num_output_tokens", "num_preemptions",
+            "num_loads", "num_rows",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_arrival = min(self.first_arrival, other.first_arrival)
+        self.last_end = max(self.last_end, other.last_end)
+        for name in ("ttft", "tpot", "gap", "queue", "use"):
+            getattr(self, name).merge(getattr(other, name))
+        add_seconds(self.queue_seconds, other.queue_seconds)
+        add_seconds(self.tenants, other.tenants)
+        for adapter, tally in other.adapters.items():
+            self.adapters.setdefault(adapter, AdapterTally()).merge(tally)
+        for replica, tokens in other.replicas.items():
+            self.replicas[replica] = self.replicas.get(replica, 0) + tokens
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last end; 0 if nothing was served."""
+        return max(0.0, self.last_end - self.first_arrival)
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Of all replicas together."""
+        return self.num_output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Requests that meet the SLO, as a share of all."""
+        return self.num_good / self.num_requests if self.num_requests else 0.0
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of the service that tenants got: 1 if all got the same, 1/n if one did."""
+        return jain_index(list(self.tenants.values()))
+
+
+def jain_index(values: list[float]) -> float:
+    """(sum x)^2 / (n sum x^2): Jain, Chiu and Hawe, "A quantitative measure of fairness", 1984.
+
+    >>> jain_index([1.0, 1.0, 1.0])
+    1.0
+    >>> jain_index([1.0, 0.0, 0.0, 0.0])
+    0.25
+    """
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def add_seconds(totals: dict[str, float], more: dict[str, float]) -> None:
+    """Add to each key."""
+    for key, seconds in more.items():
+        totals[key] = totals.get(key, 0.0) + seconds
