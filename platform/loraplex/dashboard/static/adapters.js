@@ -1,0 +1,135 @@
+// The table of adapters: sorted, searched and paged by the service, so that thousands are no load.
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { useData } from "./api.js";
+import { causeColor } from "./causes.js";
+import * as format from "./format.js";
+import { CauseBar, FinishBar, Key, LengthShare, Spark } from "./marks.js";
+import { CsvLink, Freshness, Waiting } from "./panel.js";
+import { Link, go, href, rangeOf } from "./router.js";
+
+const PAGE_ROWS = 100;
+const TYPING_MS = 200;
+
+/** `sort` is the service's name of the order; without one a column does not sort. */
+const COLUMNS = [
+  { sort: "adapter", label: "adapter", text: true, first: "asc" },
+  { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
+  { label: "traffic", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
+  { sort: "waiting", label: "waits now", cell: (row) => html`<${WaitsNow} row=${row} />` },
+  { sort: "queue_p50", label: "queue p50", cell: (row) => format.seconds(row.queue.p50) },
+  { sort: "queue_p95", label: "p95", cell: (row) => format.seconds(row.queue.p95) },
+  { sort: "queue_p99", label: "p99", cell: (row) => format.seconds(row.queue.p99) },
+  { label: "p95 over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />` },
+  { sort: "queue_seconds", label: "waited, by cause", text: true, cell: (row) => html`<${CauseBar} causes=${row.causes} />` },
+  { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
+  { sort: "ttft_p95", label: "first token p95", cell: (row) => format.seconds(row.ttft.p95) },
+  { sort: "token_gap_p95", label: "gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
+  { sort: "output_tokens", label: "output tokens", cell: (row) => format.count(row.output_tokens) },
+  { label: "endings", text: true, cell: (row) => html`<${FinishBar} finishes=${row.finishes} />` },
+  { sort: "length_share", label: "length", cell: (row) => html`<${LengthShare} finishes=${row.finishes} />` },
+  { sort: "resident_share", label: "resident", cell: (row) => html`<${Resident} row=${row} />` },
+  { sort: "last_request", label: "last request", cell: (row, now) => format.ago(row.last_request, now) },
+];
+
+export function Adapters({ route, stream }) {
+  const range = rangeOf(route.query);
+  const sort = route.query.sort ?? "queue_p95";
+  const order = route.query.order ?? "desc";
+  const page = Math.max(1, Number.parseInt(route.query.page, 10) || 1);
+  const search = route.query.q ?? "";
+  const listed = { range: range.key, sort, order, search };
+  const data = useData("adapters", { ...listed, offset: (page - 1) * PAGE_ROWS, limit: PAGE_ROWS },
+    { every: range.refreshSeconds, again: stream.opened });
+  const change = (query, how) => go(href(route.parts, { ...route.query, ...query }), how);
+  return html`
+    <${Freshness} data=${data} />
+    <div class="bar-above">
+      <${Search} value=${search} onSearch=${(q) => change({ q, page: undefined }, { replace: true })} />
+      <p role="status" class="muted">${data.data && counted(data.data)}</p>
+      <${CsvLink} table="adapters" title="All adapters found" query=${listed} />
+    </div>
+    ${data.data ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort} order=${order}
+        onSort=${(query) => change({ ...query, page: undefined })} />
+      <${Pages} total=${data.data.total} page=${page} onPage=${(to) => change({ page: to > 1 ? String(to) : "" })} />`
+      : html`<${Waiting} data=${data} />`}`;
+}
+
+function counted({ total, known, rows, offset }) {
+  if (!known) return "There is no adapter yet, and the base was not called.";
+  if (!total) return `None of ${format.count(known)} matches.`;
+  const shown = rows.length ? `${format.count(offset + 1)} to ${format.count(offset + rows.length)} of ` : "";
+  return `${shown}${format.count(total)}${total < known ? ` found, ${format.count(known)} in all` : ""}`;
+}
+
+function Search({ value, onSearch }) {
+  const [text, setText] = useState(value);
+  const timer = useRef(null);
+  useEffect(() => setText(value), [value]);
+  useEffect(() => {
+    const focus = (event) => {
+      if (event.key !== "/" || /^(input|select|textarea)$/i.test(event.target.tagName)) return;
+      event.preventDefault();
+      document.getElementById("search").focus();
+    };
+    addEventListener("keydown", focus);
+    return () => removeEventListener("keydown", focus);
+  }, []);
+  const type = (event) => {
+    const typed = event.target.value;
+    setText(typed);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => onSearch(typed.trim()), TYPING_MS);
+  };
+  return html`<label class="search"><span class="hidden">Search adapters</span>
+    <input id="search" type="search" value=${text} onInput=${type} placeholder="tenant/adapter   ( / )"
+      spellcheck="false" maxlength="128" /></label>`;
+}
+
+function Table({ columns, view, range, sort, order, onSort }) {
+  const now = view.window.end;
+  return html`<div class="scroll tall" tabindex="0" role="region" aria-label="Adapters, table">
+    <table class="figures adapters" aria-rowcount=${view.total + 1}>
+      <caption class="hidden">Adapters with their figures over the range</caption>
+      <thead><tr>${columns.map((column) => html`<${Heading} column=${column} sort=${sort} order=${order} onSort=${onSort} />`)}</tr></thead>
+      <tbody>${view.rows.map((row) => html`<tr key=${`${row.tenant}/${row.adapter}`}>
+        <th scope="row" class="text"><${Link} to=${href(["adapters", row.tenant, row.adapter], { range })}
+          ><span class="muted">${row.tenant}/</span>${row.adapter}<//></th>
+        ${columns.slice(1).map(({ cell, text }) => html`<td class=${text ? "text" : ""}>${cell(row, now)}</td>`)}
+      </tr>`)}</tbody>
+    </table></div>`;
+}
+
+function Heading({ column: { sort: name, label, text, first = "desc" }, sort, order, onSort }) {
+  if (!name) return html`<th scope="col" class=${text ? "text" : ""}>${label}</th>`;
+  const present = name === sort;
+  const next = present ? (order === "asc" ? "desc" : "asc") : first;
+  return html`<th scope="col" class=${text ? "text" : ""}
+    aria-sort=${present ? (order === "asc" ? "ascending" : "descending") : undefined}>
+    <button type="button" onClick=${() => onSort({ sort: name, order: next })}>${label}<span aria-hidden="true"
+      class="arrow">${present ? (order === "asc" ? "▲" : "▼") : ""}</span></button></th>`;
+}
+
+function Pages({ total, page, onPage }) {
+  const pages = Math.ceil(total / PAGE_ROWS);
+  if (pages < 2) return null;
+  return html`<nav class="pages" aria-label="Pages of the table">
+    <button type="button" disabled=${page <= 1} onClick=${() => onPage(page - 1)}>Earlier</button>
+    <span>page ${page} of ${pages}</span>
+    <button type="button" disabled=${page >= pages} onClick=${() => onPage(page + 1)}>Later</button>
+  </nav>`;
+}
+
+/** How many wait at this moment, and what for. */
+export function WaitsNow({ row }) {
+  if (!row.waiting) return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
+  return html`<span class="pair">${row.waits_for && html`<${Key} color=${causeColor(row.waits_for)} />`}${
+    row.waits_for} ${format.count(row.waiting)}</span>`;
+}
+
+const RESIDENCY = { slot: "in a slot", loading: "loading", host: "in host memory", absent: "on disk", base: "the base" };
+
+/** Where an adapter is now, and for which share of the range it held a slot. */
+export function Resident({ row }) {
+  if (row.is_base) return html`<span class="muted">the base</span>`;
+  return html`<span title="share of the range in a slot">${RESIDENCY[row.residency]}, ${format.share(row.resident_share)}</span>`;
+}

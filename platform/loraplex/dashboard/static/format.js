@@ -1,0 +1,69 @@
+// Figures as text: exact units, no rounding that hides a digit that matters. Null is an en dash.
+
+export const NONE = "–";
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const three = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const dayAndClock = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
+/** Seconds: `850 µs`, `34.2 ms`, `1.24 s`, `2 min 03 s`, `1 h 02 min`. */
+export function seconds(value) {
+  if (value == null) return NONE;
+  if (value === 0) return "0 s";
+  if (value < 0) return `−${seconds(-value)}`;
+  if (value < 0.0009995) return `${three.format(value * 1e6)} µs`;
+  if (value < 0.9995) return `${three.format(value * 1e3)} ms`;
+  if (value < 59.95) return `${three.format(value)} s`;
+  const rounded = Math.round(value);
+  if (rounded < 3600) return `${Math.floor(rounded / 60)} min ${two(rounded % 60)} s`;
+  const minutes = Math.round(value / 60);
+  return `${whole.format(Math.floor(minutes / 60))} h ${two(minutes % 60)} min`;
+}
+
+/** A whole number with separators. */
+export const count = (value) => (value == null ? NONE : whole.format(value));
+
+/** A number with three significant digits, or all of those before the point. */
+export function number(value) {
+  if (value == null) return NONE;
+  return Math.abs(value) >= 999.5 ? whole.format(value) : three.format(value);
+}
+
+/** A rate a second. */
+export const rate = (value) => (value == null ? NONE : `${number(value)}/s`);
+
+/** A share from 0 to 1 in per cent; what is not quite none or all never reads as 0 % or 100 %. */
+export function share(value) {
+  if (value == null) return NONE;
+  if (value > 0 && value < 0.001) return "<0.1 %";
+  if (value < 1 && value > 0.999) return ">99.9 %";
+  return `${(value * 100).toFixed(value === 0 || value === 1 ? 0 : 1)} %`;
+}
+
+/** Bytes, in powers of 1024. */
+export function bytes(value) {
+  if (value == null) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let power = 0;
+  for (; value >= 1024 && power < units.length - 1; power++) value /= 1024;
+  return `${number(value)} ${units[power]}`;
+}
+
+/** A unix time as the clock shows it here. */
+export const time = (value) => (value == null ? NONE : clock.format(value * 1000));
+
+/** A unix time with its day. */
+export const moment = (value) => (value == null ? NONE : dayAndClock.format(value * 1000));
+
+/** How long ago, from `now` in unix seconds. */
+export const ago = (value, now) =>
+  value == null ? NONE : `${seconds(Math.max(0, Math.round(now - value)))} ago`;
+
+/** How many per second of what an alert counts, and the rest of its units. */
+const BY_UNIT = { s: seconds, share, per_second: rate, count, tokens: count, ratio: number };
+
+/** A value by the name of its unit, as alerts and charts give it. */
+export const inUnit = (value, unit) => (BY_UNIT[unit] ?? number)(value);
+
+const two = (value) => String(value).padStart(2, "0");

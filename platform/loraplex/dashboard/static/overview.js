@@ -1,0 +1,131 @@
+// The service, or a tenant's part of it, at this moment and over the range.
+import { html } from "./vendor/htm-preact-3.1.1.js";
+import { AlertList } from "./alerts.js";
+import { useData } from "./api.js";
+import { CAUSES, causeColor } from "./causes.js";
+import { Chart, percentileSeries } from "./chart.js";
+import * as format from "./format.js";
+import { CauseTable, FinishBar, Key } from "./marks.js";
+import { Freshness, Panel, Waiting } from "./panel.js";
+import { rangeOf } from "./router.js";
+
+export function Overview({ session, route, stream }) {
+  const range = rangeOf(route.query);
+  const query = { range: range.key };
+  const data = useData("overview", query, { every: range.refreshSeconds, again: stream.opened });
+  if (!data.data) return html`<${Waiting} data=${data} />`;
+  const view = data.data;
+  const lasting = stream.alerts?.alerts.filter(({ ended }) => ended == null) ?? [];
+  return html`
+    <${Freshness} data=${data} />
+    <${Now} live=${stream.live ?? view.live} session=${session} />
+    ${lasting.length > 0 && html`<${AlertList} alerts=${lasting} now=${view.window.end} brief />`}
+    <div class="panels">
+      <${Charts} view=${view} query=${query} session=${session} />
+      <${Panel} title="Waiting by cause, summed" double csv=${{ table: "causes", query }}>
+        <div class="scroll" tabindex="0" role="region" aria-label="Waiting by cause, table">
+          <${CauseTable} causes=${view.totals.causes} advise /></div>
+      <//>
+      <${Sums} totals=${view.totals} />
+    </div>`;
+}
+
+/** The last ten seconds, in tiles. */
+function Now({ live, session }) {
+  if (!live) return html`<p class="notice">Nothing was heard of the engine yet.</p>`;
+  const { engine } = live;
+  return html`<dl class="tiles" aria-label="Now">
+    <${Tile} name="goodput" value=${format.rate(live.goodput_rate)}
+      more=${`${format.share(live.goodput_share)} of ${format.rate(live.requests_rate)} requests`} />
+    <${Tile} name="output tokens" value=${format.rate(live.output_tokens_rate)}
+      more=${`prompt ${format.rate(live.prompt_tokens_rate)}`} />
+    <${Spread} name="first token" of=${live.ttft} limit=${session.slo_ttft_seconds} />
+    <${Spread} name="token gap" of=${live.token_gap} limit=${session.slo_token_seconds} />
+    <${Tile} name="running" value=${format.count(live.running)}
+      more=${engine && `of ${format.count(engine.max_running)} seats`} />
+    <${Tile} name="waiting" value=${format.count(live.waiting)} more=${html`<${WaitingFor} by=${live.waiting_by_cause} />`} />
+    ${engine && html`
+      <${Tile} name="KV blocks" value=${format.share(part(engine.kv_blocks_used, engine.kv_blocks_total))}
+        more=${`${format.count(engine.kv_blocks_used)} of ${format.count(engine.kv_blocks_total)}, prefix hits ${
+          format.share(engine.prefix_hit_share)}`} />
+      <${Tile} name="slots" value=${`${engine.slots_used} of ${engine.slots_total}`}
+        more=${`step ${format.seconds(engine.step_seconds.p50)}, p99 ${format.seconds(engine.step_seconds.p99)}`} />`}
+    ${live.missed_records > 0 && html`<${Tile} name="records missed" value=${format.count(live.missed_records)}
+      more="the figures lack them" />`}
+  </dl>`;
+}
+
+const Tile = ({ name, value, more }) => html`<div class="tile"><dt>${name}</dt>
+  <dd class="value">${value}</dd><dd class="more">${more || "\u00a0"}</dd></div>`;
+
+/** Percentiles beside the target that goodput counts by. */
+function Spread({ name, of, limit }) {
+  const late = of.p95 != null && of.p95 > limit;
+  return html`<div class="tile"><dt>${name}, p95</dt>
+    <dd class=${late ? "value late" : "value"}>${format.seconds(of.p95)}${late
+      ? html`<span class="hidden"> over the target</span>` : ""}</dd>
+    <dd class="more">p50 ${format.seconds(of.p50)}, p99 ${format.seconds(of.p99)}</dd></div>`;
+}
+
+function WaitingFor({ by }) {
+  const waiting = CAUSES.filter(({ key }) => by[key]);
+  if (!waiting.length) return "nobody";
+  return waiting.map(({ key, label }) => html`<span class="pair"><${Key} color=${causeColor(key)} />${label} ${by[key]} </span>`);
+}
+
+const part = (used, total) => (total ? used / total : null);
+
+function Charts({ view, query, session }) {
+  const x = view.window.times;
+  const csv = (table) => ({ table, query });
+  return html`
+    <${Chart} title="Queue time by cause" about="seconds waited by the requests that ended, per bucket" unit="s" stacked
+      double x=${x} csv=${csv("causes")} series=${causeSeries(view.causes)} empty="No request waited." />
+    <${Chart} title="Tokens" unit="per_second" x=${x} csv=${csv("throughput")} series=${[
+      { label: "output", values: view.output_tokens_rate, color: "--line", width: 2 },
+      { label: "prompt", values: view.prompt_tokens_rate, color: "--line-2", dash: [6, 3] },
+    ]} />
+    <${Chart} title="Time to first token" about=${`target ${format.seconds(session.slo_ttft_seconds)}`} unit="s" x=${x}
+      csv=${csv("latency")} series=${percentileSeries(view.ttft)} />
+    <${Chart} title="Token gap" about=${`target ${format.seconds(session.slo_token_seconds)}`} unit="s" x=${x}
+      csv=${csv("latency")} series=${percentileSeries(view.token_gap, "--line-2")} />
+    <${Chart} title="Requests" unit="per_second" x=${x} csv=${csv("throughput")} series=${[
+      { label: "ended", values: view.requests_rate, color: "--line-2", dash: [6, 3] },
+      { label: "within both targets", values: view.goodput_rate, color: "--line", width: 2 },
+    ]} />
+    <${Chart} title="Running and waiting" unit="ratio" x=${x} csv=${csv("load")} series=${[
+      { label: "running", values: view.running, color: "--line", width: 2 },
+      { label: "waiting", values: view.waiting, color: "--line-2", dash: [6, 3] },
+    ]} />
+    ${session.is_admin && html`<${Chart} title="KV blocks in use" unit="share" x=${x} csv=${csv("load")}
+      series=${[{ label: "used", values: view.kv_share, color: "--line", width: 2, fill: "22" }]} />
+    <${Chart} title="Slots in use" unit="ratio" x=${x} csv=${csv("load")}
+      series=${[{ label: "used", values: view.slots_used, color: "--line", width: 2, fill: "22" }]} />`}`;
+}
+
+/** The six causes as series, in their fixed order. */
+export const causeSeries = (columns) => CAUSES.map(({ key, label }) => (
+  { label, values: columns[key], color: causeColor(key) }));
+
+function Sums({ totals }) {
+  const refused = Object.entries(totals.refusals).sort((a, b) => b[1] - a[1]);
+  const rows = [
+    ["requests", format.count(totals.requests)],
+    ["within both targets", `${format.count(totals.good_requests)} (${format.share(part(totals.good_requests, totals.requests))})`],
+    ["queue time, p50 / p95 / p99", spread(totals.queue)],
+    ["first token, p50 / p95 / p99", spread(totals.ttft)],
+    ["token gap, p50 / p95 / p99", spread(totals.token_gap)],
+    ["end to end, p50 / p95 / p99", spread(totals.end_to_end)],
+    ["prompt tokens", `${format.count(totals.prompt_tokens)}, ${format.share(part(totals.cached_tokens, totals.prompt_tokens))} cached`],
+    ["output tokens", format.count(totals.output_tokens)],
+    ["preemptions", format.count(totals.preemptions)],
+    ["endings", html`<${FinishBar} finishes=${totals.finishes} />`],
+    ["refused", refused.length ? refused.map(([code, n]) => `${code} ${format.count(n)}`).join(", ") : "none"],
+  ];
+  return html`<${Panel} title="Sums over the range"><table class="figures sums">
+    <caption class="hidden">Sums over the range</caption>
+    <tbody>${rows.map(([name, value]) => html`<tr><th scope="row" class="text">${name}</th><td>${value}</td></tr>`)}</tbody>
+  </table><//>`;
+}
+
+const spread = ({ p50, p95, p99 }) => [p50, p95, p99].map(format.seconds).join(" / ");

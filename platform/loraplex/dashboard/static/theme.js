@@ -1,0 +1,3 @@
+// Runs before the first paint: the theme that was chosen here, else the system's.
+const chosen = localStorage.getItem("loraplex-theme");
+if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
