@@ -96,13 +96,13 @@ class ModelRunner:
             return list(zip(step.order, drawn, strict=True))
         inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)
         self._kv_cache.clear_blocks(inputs.fresh_blocks)
-        has_adapters = any(row.slot is not None for row in rows)
+        is_metered = any(row.slot is not None for row in rows) and not inputs.token_ids.is_cuda
         prepared = perf_counter()
-        if has_adapters:
+        if is_metered:
             self._meter.begin(is_prefill=inputs.num_tokens > len(rows))
         logits = self._decoder.forward(inputs, self._kv_cache, self._attention)
         computed = perf_counter()
-        lora = self._meter.end(computed - prepared) if has_adapters else 0.0
+        lora = self._meter.end(computed - prepared) if is_metered else 0.0
         sampling = [row for i in inputs.logit_rows if (row := rows[i].sampling) is not None]
         sampled = self._sampler.sample(logits, sampling) if sampling else []
         seconds = RunSeconds(prepared - began, lora, perf_counter() - computed)
