@@ -9,11 +9,14 @@ from click.testing import CliRunner
 from loraplex.cli import main
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 IDS = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 ROOTS = (
-    "adapter_store", "benchmarks", "docs", "engine", "examples", "lora_kernels", "migrations",
-    "platform", "scripts", "tests", ".ci",
+    "adapter_store", "benchmarks", "deploy", "docs", "engine", "examples", "lora_kernels",
+    "migrations", "platform", "scripts", "tests", ".ci",
 )  # fmt: skip
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
