@@ -76,6 +76,10 @@ class EngineClient(Protocol):
         """End requests of a tenant, also those of other clients; see `EndCalls`."""
         ...
 
+    def forget(self, tenant: str, adapter: str | None = None) -> None:
+        """An adapter, or a whole tenant, was deleted: its statistics lose its name."""
+        ...
+
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         ...

@@ -117,8 +117,6 @@ class EngineCore:
     def end_calls(self, order: EndCalls) -> None:
         """End the requests that the order concerns, whichever client's."""
         self._scheduler.end_calls(order)
-        if order.forget and self._recorder is not None:
-            self._recorder.forget(order.tenant, order.adapter)
 
     def pin(self, digests: frozenset[str]) -> None:
         """Replace the set of pinned adapters, see `Scheduler.pin`; they begin to be fetched."""

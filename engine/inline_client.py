@@ -125,6 +125,10 @@ class InlineEngineClient:
         """End requests of a tenant; see `EndCalls`."""
         self._post(lambda: self._parts.core.end_calls(order))
 
+    def forget(self, tenant: str, adapter: str | None = None) -> None:
+        """An adapter, or a whole tenant, was deleted; see `EngineClient`."""
+        self._post(lambda: self._parts.recorder.forget(tenant, adapter))
+
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         self._post(lambda: self._parts.core.unload(digest))

@@ -109,6 +109,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int
     dtype: str
     device: str
+    quantization: str | None = None
+    """How the layers' weights are held; adapters bind to `fingerprint` whatever it is."""
     lora_kernels: str = "torch"
     """The path that computes adapters' updates: `torch`, or `native/` and an instruction set."""
     max_cpu_loras: int = 32
@@ -234,8 +236,6 @@ class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
     """None: all versions of `adapter`."""
     code: str
     reason: str
-    forget: bool = False
-    """The adapter, or the tenant, is deleted: its statistics are those of nobody from now on."""
 
     def concerns(self, request: EngineRequest) -> bool:
         """Whether this request is to end."""
@@ -249,6 +249,16 @@ class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
             and name == self.adapter
             and (self.version is None or str(self.version) == version)
         )
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """An adapter was deleted; without a name, the whole tenant. Ends no calls. Not answered.
+
+    Its statistics are kept among those of all others from now on, without its name.
+    """
+
+    tenant: str
+    adapter: str | None = None
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
@@ -277,6 +287,7 @@ ClientMessage = (
     | Unload
     | SetResidency
     | EndCalls
+    | Forget
     | Settle
     | GetStats
     | GetTelemetry

@@ -26,6 +26,7 @@ from engine.messages import (
     EndCalls,
     EngineMessage,
     FetchFailed,
+    Forget,
     Generate,
     GetStats,
     GetTelemetry,
@@ -184,6 +185,8 @@ class EngineServer:
                 self._residency.set(message.pinned, message.warm, message.recent)
             case EndCalls():
                 self._core.end_calls(message)
+            case Forget():
+                self._recorder.forget(message.tenant, message.adapter)
             case Settle():
                 self._ledger.settle(client, message.calls)
             case Drain():

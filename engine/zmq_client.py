@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
+from engine.dealer import open_dealer
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -27,6 +27,7 @@ from engine.messages import (
     EngineMessage,
     EngineRequest,
     EngineStats,
+    Forget,
     Generate,
     GetStats,
     GetTelemetry,
@@ -47,9 +48,6 @@ from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
 from engine.zmq_reader import ZmqReader
-
-QUEUE_LEN = 10_000
-RECONNECT_MS, MAX_RECONNECT_MS = 50, 500
 
 
 class ZmqEngineClient:
@@ -101,15 +99,7 @@ class ZmqEngineClient:
     async def start(self) -> None:
         """Connect and begin to say hello; returns without waiting for the engine."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.IDENTITY, b"c" + secrets.token_bytes(15))
-        self._socket.set(zmq.SNDHWM, QUEUE_LEN)
-        self._socket.set(zmq.RCVHWM, QUEUE_LEN)
-        self._socket.set(zmq.LINGER, 0)
-        # Not IMMEDIATE: it drops what a dying engine said last and was not read yet. What it would
-        # keep from the next engine, requests of the one before, their session keeps from it.
-        self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+        self._socket = open_dealer(self._context)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -214,6 +204,10 @@ class ZmqEngineClient:
     def end_calls(self, order: EndCalls) -> None:
         """End requests of a tenant, also those of other clients; see `EndCalls`."""
         self._send_surely(order)
+
+    def forget(self, tenant: str, adapter: str | None = None) -> None:
+        """An adapter, or a whole tenant, was deleted; see `EngineClient`."""
+        self._send_surely(Forget(tenant, adapter))
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""

@@ -52,6 +52,8 @@ class AdapterTable:
         self._max_adapters = max_adapters
         self._places: dict[_Key, _Place] = {}
         self._candidates: dict[_Key, _Candidate] = {}
+        self._forgotten: dict[_Key, float] = {}
+        """When; for requests that came before, and end later."""
         self._other = new_totals(OTHER, None)
         self._reviewed_at = now
 
@@ -66,9 +68,11 @@ class AdapterTable:
         return place.totals
 
     def note_traffic(
-        self, tenant: str, adapter: str | None, num_tokens: int, now: float
+        self, tenant: str, adapter: str | None, num_tokens: int, arrived: float, now: float
     ) -> AdapterTotals:
         """As `totals_of`, for a request with so many tokens."""
+        if self._forgotten and self._is_forgotten(tenant, adapter, arrived):
+            return self._other
         totals = self.totals_of(tenant, adapter, now)
         key = tenant, adapter
         if totals is self._other:
@@ -79,8 +83,9 @@ class AdapterTable:
             self.review(now)
         return totals
 
-    def forget(self, tenant: str, adapter: str | None = None) -> None:
+    def forget(self, tenant: str, adapter: str | None, now: float) -> None:
         """An adapter was deleted; without a name, the whole tenant."""
+        self._forgotten[tenant, adapter] = now
         for key in [key for key in self._places if _concerns(key, tenant, adapter)]:
             self._unseat(key)
         for key in [key for key in self._candidates if _concerns(key, tenant, adapter)]:
@@ -90,6 +95,9 @@ class AdapterTable:
         """Forget old traffic, and give places to those that have earned them."""
         kept = 0.5 ** ((now - self._reviewed_at) / HALF_LIFE_SECONDS)
         self._reviewed_at = now
+        self._forgotten = {
+            key: at for key, at in self._forgotten.items() if now - at < IDLE_SECONDS
+        }
         for place in self._places.values():
             place.traffic *= kept
         for candidate in self._candidates.values():
@@ -119,6 +127,10 @@ class AdapterTable:
     def all(self) -> list[AdapterTotals]:
         """Those of adapters, then the shared ones."""
         return [*(place.totals for place in self._places.values()), self._other]
+
+    def _is_forgotten(self, tenant: str, adapter: str | None, arrived: float) -> bool:
+        keys = (tenant, adapter), (tenant, None)
+        return any(arrived <= self._forgotten.get(key, -1.0) for key in keys)
 
     def _seat(self, key: _Key, traffic: float, now: float) -> _Place:
         place = self._places[key] = _Place(new_totals(*key), traffic, now)

@@ -101,7 +101,9 @@ class Recorder:
         record = record_of(request, now, self._offset)
         self._requests.push(record)
         num_tokens = record.prompt_tokens + record.output_tokens
-        totals = self._table.note_traffic(record.tenant, record.adapter, num_tokens, now / 1e9)
+        totals = self._table.note_traffic(
+            record.tenant, record.adapter, num_tokens, request.arrived / 1e9, now / 1e9
+        )
         add_request(totals, record, self._config.objective)
 
     # -- slots
@@ -136,7 +138,7 @@ class Recorder:
 
     def forget(self, tenant: str, adapter: str | None = None) -> None:
         """An adapter, or a whole tenant, was deleted: it has no totals of its own any more."""
-        self._table.forget(tenant, adapter)
+        self._table.forget(tenant, adapter, self._clock())
         self._owners.forget(tenant, adapter)
         for residence in self._residences.values():
             residence.forget(tenant, adapter)

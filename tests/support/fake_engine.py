@@ -66,6 +66,8 @@ class FakeEngine:
         self.leave: Callable[[Sequence[CallUsage]], None] = lambda calls: None
         """Plays the death of another API process, which leaves these calls."""
         self.unloaded: list[str] = []
+        self.forgotten: list[tuple[str, str | None]] = []
+        """(tenant, adapter) that were deleted."""
         self.is_warming = False
         self.recent: list[str] = []
         self.residencies: list[tuple[list[str], list[str], list[str]]] = []
@@ -189,6 +191,10 @@ class FakeEngine:
                         request_id, finished=True, error_code=order.code, error=order.reason
                     )
                 )
+
+    def forget(self, tenant: str, adapter: str | None = None) -> None:
+        self.forgotten.append((tenant, adapter))
+        self.recorder.forget(tenant, adapter)
 
     def unload(self, digest: str) -> None:
         self.unloaded.append(digest)

@@ -163,6 +163,7 @@ class AdapterController(Controller):
         )
         if abort:
             end_calls_of_adapter(services.backends.engine, tenant.name, name)
+        services.backends.engine.forget(tenant.name, name)
         await services.residency.refresh()
         await remove_unused(services, unused)
 

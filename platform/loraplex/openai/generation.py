@@ -12,7 +12,14 @@ from typing import NamedTuple, cast
 import msgspec
 
 from engine.client import EngineClient
-from engine.messages import ChoiceDelta, EngineRequest, RequestOutput, RequestTiming, TokenLogprob
+from engine.messages import (
+    AbortReason,
+    ChoiceDelta,
+    EngineRequest,
+    RequestOutput,
+    RequestTiming,
+    TokenLogprob,
+)
 from engine.request_stream import RequestStream
 from engine.text.text_stream import TextStream
 from loraplex.ending_calls import TENANT_SUSPENDED, VERSION_DELETED
@@ -213,7 +220,7 @@ class Generation:
         if self._open:
             self._is_aborted = True
         for number in self._open:
-            self._engine.abort(self._requests[number].request_id)
+            self._abort_request(number, "timeout" if self.has_expired else "abort")
         self._wake()
 
     @property
@@ -272,7 +279,7 @@ class Generation:
         if has_ended and all(c.finish_reason for c in self.choices[first : first + self._n]):
             self._open.discard(number)
             if not output.finished:  # cut at a stop string: the engine does not know of those
-                self._engine.abort(self._requests[number].request_id)
+                self._abort_request(number, "stop")
         elif output.finished:
             raise self._failure("engine_stopped", "the engine ended the request")
 
@@ -283,6 +290,11 @@ class Generation:
             return unfollowable(self._grammar_field)
         message = message or "the engine could not finish this request"
         return ApiError(_STATUS_OF.get(code, 500), code, message)
+
+    def _abort_request(self, number: int, reason: AbortReason) -> None:
+        choices = self.choices[number * self._n : (number + 1) * self._n]
+        num_tokens = sum(choice.num_tokens for choice in choices)
+        self._engine.abort(self._requests[number].request_id, reason, num_tokens)
 
     def _timing_of(self, number: int) -> RequestTiming:
         timing, last = self._timings[number], self._last_of[number]

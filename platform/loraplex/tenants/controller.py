@@ -195,6 +195,7 @@ class TenantController(Controller):
             tenant_name, with_usage=usage == "delete", actor=request.user.actor
         )
         end_calls_of_tenant(services.backends.engine, tenant_name)
+        services.backends.engine.forget(tenant_name)
         await services.residency.refresh()
         await remove_unused(services, unused)
 
