@@ -6,34 +6,26 @@ pointers and strides are aligned, an access narrower than 16 bytes.
 """
 
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from lora_kernels.ahead_of_time import MachineCode, compile_call
 from lora_kernels.batch import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_table import DeviceLoraTable
 from lora_kernels.kernel_call import KernelCall
-from lora_kernels.ptx_access import Access, read_accesses
 from lora_kernels.tiles import ARCHITECTURES, VARIANTS, Variant
 from lora_kernels.triton_launch import plan
 from lora_kernels.weights import LoraSlice
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-POINTERS = {
-    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32",
-}  # fmt: skip
 FULL_BYTES = 16
 """What a thread can move at once."""
 MAX_SHARED_BYTES = 99 * 1024
@@ -121,42 +113,29 @@ def _calls(case: Case) -> list[KernelCall]:
 
 
 def _measure(call: KernelCall, case: Case) -> Cost:
-    compiled = triton.compile(
-        _source(call),
-        target=GPUTarget("cuda", case.architecture, 32),
-        options={
-            "num_warps": call.num_warps,
-            "num_stages": call.num_stages,
-            "enable_fp_fusion": True,
-        },
-    )
-    registers, stack = _resource_usage(compiled.asm["cubin"])
-    accesses = read_accesses(compiled.asm["ptx"])
-    shared = int(compiled.metadata.shared)
+    code = compile_call(call, case.architecture)
     return Cost(
         kernel=call.kernel.__name__.removesuffix("_kernel"),
         tile=_tile_name(call, case),
         dtype=case.dtype,
         architecture=case.architecture,
-        registers=registers,
-        shared_bytes=shared,
-        spill_bytes=stack,
-        widths=_widths(accesses),
-        faults=tuple(_faults(call, case, accesses, stack, shared)),
+        registers=code.registers,
+        shared_bytes=code.shared_bytes,
+        spill_bytes=code.spill_bytes,
+        widths=code.widths,
+        faults=tuple(_faults(call, case, code)),
     )
 
 
-def _faults(
-    call: KernelCall, case: Case, accesses: list[Access], stack: int, shared: int
-) -> Iterator[str]:
-    if stack > 0:
-        yield f"{stack} bytes are spilled"
-    if shared > MAX_SHARED_BYTES:
-        yield f"{shared} bytes of shared memory, over {MAX_SHARED_BYTES}"
+def _faults(call: KernelCall, case: Case, code: MachineCode) -> Iterator[str]:
+    if code.spill_bytes > 0:
+        yield f"{code.spill_bytes} bytes are spilled"
+    if code.shared_bytes > MAX_SHARED_BYTES:
+        yield f"{code.shared_bytes} bytes of shared memory, over {MAX_SHARED_BYTES}"
     full_bytes = {name: _full_bytes(call, name) for name in _arrays(call)}
-    for name in full_bytes.keys() - {access.name for access in accesses}:
+    for name in full_bytes.keys() - {access.name for access in code.accesses}:
         yield f"no access to {name} was found"
-    for access in accesses:
+    for access in code.accesses:
         if case.aligned and access.num_bytes < full_bytes[access.name]:
             yield f"{access}: {full_bytes[access.name]} are possible"
 
@@ -184,44 +163,6 @@ def _full_bytes(call: KernelCall, name: str) -> int:
     return max(element_bytes, min(FULL_BYTES, per_thread))
 
 
-def _source(call: KernelCall) -> ASTSource:
-    """The kernel with the types and divisors that the JIT would find."""
-    names = call.kernel.arg_names
-    signature: dict[str, str] = {}
-    attrs: dict[tuple[int], list[list[object]]] = {}
-    for index, name in enumerate(names):
-        value = call.arguments.get(name)
-        if value is None:
-            signature[name] = "constexpr"
-        elif isinstance(value, Tensor):
-            signature[name] = POINTERS[value.dtype]
-        else:
-            signature[name] = "i32"
-        if value is not None and _is_aligned(value):
-            # Without it the kernel would be compiled for any address: 2-byte loads, and spills.
-            attrs[index,] = [["tt.divisibility", 16]]
-    return ASTSource(call.kernel, signature, dict(call.constants), attrs)
-
-
-def _is_aligned(value: Tensor | int | float) -> bool:
-    # A CPU tensor need not start on 16 bytes where a CUDA tensor's block always does.
-    return isinstance(value, Tensor) or value % 16 == 0
-
-
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread and bytes of its stack, where spills go."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if found is None:
-        raise ValueError(f"cuobjdump said: {text}")
-    return int(found[1]), int(found[2])
-
-
 def _tile_name(call: KernelCall, case: Case) -> str:
     tile = call.constants
     rows = tile.get("BLOCK_M", 1)
@@ -229,14 +170,6 @@ def _tile_name(call: KernelCall, case: Case) -> str:
     split = f" split {tile['SPLIT_K']}" if tile["SPLIT_K"] > 1 else ""
     odd = "" if case.aligned else " odd sizes"
     return f"{rows}x{tile['BLOCK_R']}x{columns} w{call.num_warps} s{call.num_stages}{split}{odd}"
-
-
-def _widths(accesses: list[Access]) -> dict[str, tuple[int, ...]]:
-    arrays = sorted({access.name for access in accesses})
-    return {
-        name: tuple(sorted({access.num_bytes for access in accesses if access.name == name}))
-        for name in arrays
-    }
 
 
 def iter_costs(cases: list[Case], num_processes: int) -> Iterator[Cost]:
