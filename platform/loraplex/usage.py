@@ -1,4 +1,7 @@
-"""Usage rows, written behind the replies: a full queue or a slow database holds up nobody."""
+"""Usage rows, in group commits, each before the last frame of its reply if that takes no second.
+
+A database that is slow or away holds up no reply for longer; what is not written waits here.
+"""
 
 import asyncio
 import contextlib
@@ -18,6 +21,7 @@ from engine.messages import CallUsage, RequestTiming
 _log = structlog.get_logger("loraplex.usage")
 
 _MAX_BATCH = 256
+_WAIT_SECONDS = 1.0
 
 Settle = Callable[[list[str]], None]
 """Told the request ids whose rows are written, or can never be."""
@@ -65,6 +69,12 @@ class UsageRecorder:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._num_dropped = 0
+        self._num_recorded = 0
+        self._num_done = 0
+        self._readers: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Who waits, and for how many rows to be done with; the fewest first."""
+        self._is_behind = False
+        """Whether the database did not take the last batch."""
 
     def record(self, usage: UsageRecord) -> None:
         """Queue a row; synchronous, so that it works while a task is being cancelled."""
@@ -72,7 +82,21 @@ class UsageRecorder:
             self._num_dropped += 1
             return
         self._queue.append(usage)
+        self._num_recorded += 1
         self._arrived.set()
+
+    async def written(self) -> None:
+        """Wait until the rows that are queued now can be read by everybody.
+
+        Not for long: at most a second, and not at all while the database does not answer.
+        """
+        if self._is_behind or self._num_done >= self._num_recorded:
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._readers.append((self._num_recorded, future))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_SECONDS):
+                await future
 
     def adopt(self, calls: Sequence[CallUsage]) -> None:
         """Queue the rows of calls that another API process has left."""
@@ -91,7 +115,16 @@ class UsageRecorder:
                 await self._write_singly(batch, error)
             for _ in batch:
                 self._queue.popleft()
+            self._num_done += len(batch)
+            self._is_behind = False
+            self._tell_readers(self._num_done)
             self._settle([usage.request_id for usage in batch])
+
+    def _tell_readers(self, num_done: int) -> None:
+        while self._readers and self._readers[0][0] <= num_done:
+            _, future = self._readers.popleft()
+            if not future.done():
+                future.set_result(None)
 
     async def _write_singly(self, batch: list[UsageRecord], reason: Exception) -> None:
         """Keep what is good of a batch: one bad row must not hold up the others for ever."""
@@ -129,6 +162,8 @@ class UsageRecorder:
                 pause = self._retry_seconds
             except RegistryUnavailable:
                 _log.warning("usage_not_written", rows=len(self._queue))
+                self._is_behind = True
+                self._tell_readers(self._num_recorded)
                 self._arrived.set()
                 if self._closing.is_set():
                     return

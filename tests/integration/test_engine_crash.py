@@ -13,8 +13,12 @@ import httpx
 import psutil
 import pytest
 
+from adapter_store.registry.records import UsageRecord
+from adapter_store.registry.registry import Registry
+from adapter_store.registry.session import Database
 from loraplex.cli.api_client import ApiClient
 from loraplex.demo.service import DemoService, demo_service
+from loraplex.supervisor.data_dir import DataDir
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +119,15 @@ def engine_of(service: DemoService) -> psutil.Process:
     return engine
 
 
+async def failed_calls(data_dir: Path) -> list[UsageRecord]:
+    registry = Registry(Database(DataDir(data_dir).database_url))
+    try:
+        rows = await registry.list_usage("acme", 1000)
+    finally:
+        await registry.close()
+    return [row for row in rows if row.finish_reason == "error"]
+
+
 def check_residents(stats: dict[str, Any], digests: dict[str, str]) -> None:
     assert stats["resident"] == [digests["pinned"]] == stats["pinned"]
     assert stats["warm"] == [digests["warm"]] and not stats["warming"]
@@ -156,6 +169,9 @@ async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
         assert {code for code, _ in endings} == {"engine_unavailable"}
         assert max(ended for _, ended in endings) - killed < 1.0
         assert {reply.status_code for reply in await asyncio.gather(*beyond)} == {429, 503}
+        rows = await failed_calls(data_dir)
+        assert len(rows) >= len(calls), "what was generated is written, whatever became of the call"
+        assert sum(row.output_tokens > 0 for row in rows) >= 4
         refused = await b.complete("base")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 

@@ -84,6 +84,11 @@ class Call:
             )
         )
 
+    async def finish(self) -> None:
+        """As `close`; then wait for the usage row, so that it is there before the last frame."""
+        self.close()
+        await self._recorder.written()
+
     def _finish_reason(self) -> str:
         if self.generation.has_expired:
             return "timeout"

@@ -66,9 +66,13 @@ class EventStream(ASGIResponse):
                 lambda pieces: sender.send_now(self._events(pieces))
             ):
                 await sender.send(self._events(pieces))
+            if self._call.generation.is_done:
+                await self._call.finish()  # who has seen the end can read what it cost
+                await sender.send(self._end())
         except Exception as error:
             # The status is out: what went wrong can only be said in the stream, without [DONE].
             self._call.fail()
+            await self._call.finish()
             answer = as_api_error(error)
             if answer.code == "internal_error":
                 log_unexpected(scope, error)
@@ -79,13 +83,14 @@ class EventStream(ASGIResponse):
         reply = self._reply
         if not self._call.generation.is_done:
             return b"".join([reply.event(piece) for piece in pieces])
-        timing = self._call.timing
         events = [reply.event(piece) for piece in pieces[:-1]]
-        if self._include_usage:
-            events += (reply.event(pieces[-1]), reply.usage_event(self._call.usage, timing))
-        else:
-            events.append(reply.event(pieces[-1], timing))
-        return b"".join((*events, DONE))
+        timing = None if self._include_usage else self._call.timing
+        return b"".join((*events, reply.event(pieces[-1], timing)))
+
+    def _end(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return self._reply.usage_event(self._call.usage, self._call.timing) + DONE
 
     def _raw_headers(self) -> list[tuple[bytes, bytes]]:
         return [(name.lower(), value) for name, value in self.encode_headers()]
@@ -136,8 +141,11 @@ async def send_whole(call: Call, reply: ReplyFormat, receive: Receive) -> ASGIRe
     try:
         while arrived := await call.generation.next(keep):
             keep(arrived)
+        if call.generation.is_done:
+            await call.finish()
     except Exception:
         call.fail()
+        await call.finish()
         raise
     finally:
         watcher.cancel()
