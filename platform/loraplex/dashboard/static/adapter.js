@@ -18,7 +18,7 @@ export function Adapter({ route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
   const path = `adapters/${encodeURIComponent(tenant)}/${encodeURIComponent(adapter)}`;
-  const data = useData(path, query, { every: range.refreshSeconds, again: stream.opened });
+  const data = useData(path, query, { every: range.refreshSeconds, again: stream.recoveries });
   const back = html`<p class="trail"><${Link} to=${href(["adapters"], query)}>All adapters<//></p>`;
   if (!data.data || data.data.row.adapter !== adapter || data.data.row.tenant !== tenant) {
     return html`${back}<${Waiting} data=${{ ...data, data: null }} />`;
@@ -51,7 +51,7 @@ function Figures({ row, now }) {
     ["token gap p95", format.seconds(row.token_gap.p95), `p50 ${format.seconds(row.token_gap.p50)}, p99 ${format.seconds(row.token_gap.p99)}`],
     ["output tokens", format.count(row.output_tokens), `prompt ${format.count(row.prompt_tokens)}, ${format.count(row.cached_tokens)} cached`],
     ["length endings", format.share(lengthShare(row.finishes)), `${format.count(row.preemptions)} preemptions`],
-    ["load p95", format.seconds(row.load.p95), html`${format.count(row.loads)} loads; <${Resident} row=${row} />`],
+    ["load p95", format.seconds(row.load.p95), html`${format.count(row.loads)} loads; in a slot <${Resident} row=${row} />`],
   ];
   return html`<dl class="tiles" aria-label="Over the range" data-queue-seconds=${causeSum(row.causes)}>
     ${facts.map(([name, value, more]) => html`<div class="tile"><dt>${name}</dt>

@@ -1,7 +1,7 @@
 // The table of adapters: sorted, searched and paged by the service, so that thousands are no load.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { useData } from "./api.js";
-import { causeColor } from "./causes.js";
+import { CAUSES, FINISHES, causeColor } from "./causes.js";
 import * as format from "./format.js";
 import { CauseBar, FinishBar, Key, LengthShare, Spark } from "./marks.js";
 import { CsvLink, Freshness, Waiting } from "./panel.js";
@@ -13,21 +13,21 @@ const TYPING_MS = 200;
 /** `sort` is the service's name of the order; without one a column does not sort. */
 const COLUMNS = [
   { sort: "adapter", label: "adapter", text: true, first: "asc" },
-  { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
-  { label: "traffic", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
-  { sort: "waiting", label: "waits now", cell: (row) => html`<${WaitsNow} row=${row} />` },
   { sort: "queue_p50", label: "queue p50", cell: (row) => format.seconds(row.queue.p50) },
   { sort: "queue_p95", label: "p95", cell: (row) => format.seconds(row.queue.p95) },
   { sort: "queue_p99", label: "p99", cell: (row) => format.seconds(row.queue.p99) },
   { label: "p95 over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />` },
   { sort: "queue_seconds", label: "waited, by cause", text: true, cell: (row) => html`<${CauseBar} causes=${row.causes} />` },
-  { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
+  { sort: "waiting", label: "now", text: true, cell: (row) => html`<${WaitsNow} row=${row} />` },
   { sort: "ttft_p95", label: "first token p95", cell: (row) => format.seconds(row.ttft.p95) },
   { sort: "token_gap_p95", label: "gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
+  { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
+  { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
+  { label: "requests over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
   { sort: "output_tokens", label: "output tokens", cell: (row) => format.count(row.output_tokens) },
   { label: "endings", text: true, cell: (row) => html`<${FinishBar} finishes=${row.finishes} />` },
   { sort: "length_share", label: "length", cell: (row) => html`<${LengthShare} finishes=${row.finishes} />` },
-  { sort: "resident_share", label: "resident", cell: (row) => html`<${Resident} row=${row} />` },
+  { sort: "resident_share", label: "in a slot", text: true, cell: (row) => html`<${Resident} row=${row} />` },
   { sort: "last_request", label: "last request", cell: (row, now) => format.ago(row.last_request, now) },
 ];
 
@@ -39,7 +39,7 @@ export function Adapters({ route, stream }) {
   const search = route.query.q ?? "";
   const listed = { range: range.key, sort, order, search };
   const data = useData("adapters", { ...listed, offset: (page - 1) * PAGE_ROWS, limit: PAGE_ROWS },
-    { every: range.refreshSeconds, again: stream.opened });
+    { every: range.refreshSeconds, again: stream.recoveries });
   const change = (query, how) => go(href(route.parts, { ...route.query, ...query }), how);
   return html`
     <${Freshness} data=${data} />
@@ -48,6 +48,8 @@ export function Adapters({ route, stream }) {
       <p role="status" class="muted">${data.data && counted(data.data)}</p>
       <${CsvLink} table="adapters" title="All adapters found" query=${listed} />
     </div>
+    <p class="legend"><span>waited for:</span>${CAUSES.map(({ key, label }) => html`<span class="pair"><${Key} color=${causeColor(key)} />${label}</span>`)}
+      <span>endings:</span>${FINISHES.map(({ label, color }) => html`<span class="pair"><${Key} color=${color} />${label}</span>`)}</p>
     ${data.data ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort} order=${order}
         onSort=${(query) => change({ ...query, page: undefined })} />
       <${Pages} total=${data.data.total} page=${page} onPage=${(to) => change({ page: to > 1 ? String(to) : "" })} />`
@@ -113,9 +115,9 @@ function Pages({ total, page, onPage }) {
   const pages = Math.ceil(total / PAGE_ROWS);
   if (pages < 2) return null;
   return html`<nav class="pages" aria-label="Pages of the table">
-    <button type="button" disabled=${page <= 1} onClick=${() => onPage(page - 1)}>Earlier</button>
+    <button type="button" disabled=${page <= 1} onClick=${() => onPage(page - 1)}>Previous</button>
     <span>page ${page} of ${pages}</span>
-    <button type="button" disabled=${page >= pages} onClick=${() => onPage(page + 1)}>Later</button>
+    <button type="button" disabled=${page >= pages} onClick=${() => onPage(page + 1)}>Next</button>
   </nav>`;
 }
 
@@ -123,13 +125,14 @@ function Pages({ total, page, onPage }) {
 export function WaitsNow({ row }) {
   if (!row.waiting) return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
   return html`<span class="pair">${row.waits_for && html`<${Key} color=${causeColor(row.waits_for)} />`}${
-    row.waits_for} ${format.count(row.waiting)}</span>`;
+    format.count(row.waiting)} wait${row.waits_for ? ` for ${row.waits_for}` : ""}</span>`;
 }
 
-const RESIDENCY = { slot: "in a slot", loading: "loading", host: "in host memory", absent: "on disk", base: "the base" };
+const RESIDENCY = { slot: "in one", loading: "loading", host: "in host memory", absent: "not loaded" };
 
 /** Where an adapter is now, and for which share of the range it held a slot. */
 export function Resident({ row }) {
   if (row.is_base) return html`<span class="muted">the base</span>`;
-  return html`<span title="share of the range in a slot">${RESIDENCY[row.residency]}, ${format.share(row.resident_share)}</span>`;
+  return html`<span title="share of the range in a slot, and where the weights are now">${
+    format.share(row.resident_share)}, now ${RESIDENCY[row.residency]}</span>`;
 }

@@ -20,7 +20,7 @@ const KINDS = {
 export function Alerts({ route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
-  const again = `${stream.opened} ${stream.alerts?.alerts.map(({ kind, since }) => kind + since)}`;
+  const again = `${stream.recoveries} ${stream.alerts?.alerts.map(({ kind, since }) => kind + since)}`;
   const data = useData("alerts", query, { every: range.refreshSeconds, again });
   if (!data.data) return html`<${Waiting} data=${data} />`;
   const { alerts } = data.data;

@@ -13,7 +13,7 @@ const PARTS = ["schedule", "prepare", "forward", "sample", "post"];
 export function Batch({ route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
-  const data = useData("batch", query, { every: range.refreshSeconds, again: stream.opened });
+  const data = useData("batch", query, { every: range.refreshSeconds, again: stream.recoveries });
   const [paused, setPaused] = useState(false);
   const recent = useRecent(data.data?.recent, stream.steps, paused);
   if (!data.data) return html`<${Waiting} data=${data} />`;
@@ -63,7 +63,7 @@ function Range({ view, query }) {
       { label: "decode", color: "--state-decode", values: decode },
       { label: "prefill", color: "--state-prefill", values: view.prefill_tokens },
     ]} />
-    <${Chart} title="Rows and adapters a step" about="means" unit="ratio" x=${x} csv=${{ table: "step-times", query }} series=${[
+    <${Chart} title="Rows and adapters a step" about="means" unit="mean" x=${x} csv=${{ table: "step-times", query }} series=${[
       { label: "rows", values: view.rows_mean, color: "--line", width: 2 },
       { label: "adapters", values: view.adapters_mean, color: "--line-2", dash: [6, 3] },
     ]} />

@@ -114,7 +114,7 @@ function options(shown, width) {
     },
     axes: [
       { ...axis, size: 26, space: 70, ...(ordinal ? {} : { values: clockTicks }) },
-      { ...axis, size: 54, space: 34, values: (_, ticks) => ticks.map((tick) => format.inUnit(tick, unit)) },
+      { ...axis, size: 54, space: 34, values: (_, ticks) => ticks.map((tick) => format.tick(tick, unit)) },
     ],
     series: [
       { label: ordinal ? "step" : "time", value: (u, at) => (at == null ? "newest" : ordinal ? at : format.time(at)) },

@@ -3,18 +3,23 @@
 export const NONE = "–";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const three = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const three = new Intl.NumberFormat("en", {
+  maximumSignificantDigits: 3, minimumSignificantDigits: 3,
+});
+const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const dayAndClock = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
 /** Seconds: `850 µs`, `34.2 ms`, `1.24 s`, `2 min 03 s`, `1 h 02 min`. */
-export function seconds(value) {
+export const seconds = (value) => secondsIn(three, value);
+
+function secondsIn(digits, value) {
   if (value == null) return NONE;
   if (value === 0) return "0 s";
-  if (value < 0) return `−${seconds(-value)}`;
-  if (value < 0.0009995) return `${three.format(value * 1e6)} µs`;
-  if (value < 0.9995) return `${three.format(value * 1e3)} ms`;
-  if (value < 59.95) return `${three.format(value)} s`;
+  if (value < 0) return `−${secondsIn(digits, -value)}`;
+  if (value < 0.0009995) return `${digits.format(value * 1e6)} µs`;
+  if (value < 0.9995) return `${digits.format(value * 1e3)} ms`;
+  if (value < 59.95) return `${digits.format(value)} s`;
   const rounded = Math.round(value);
   if (rounded < 3600) return `${Math.floor(rounded / 60)} min ${two(rounded % 60)} s`;
   const minutes = Math.round(value / 60);
@@ -25,9 +30,12 @@ export function seconds(value) {
 export const count = (value) => (value == null ? NONE : whole.format(value));
 
 /** A number with three significant digits, or all of those before the point. */
-export function number(value) {
+export const number = (value) => numberIn(three, value);
+
+function numberIn(digits, value) {
   if (value == null) return NONE;
-  return Math.abs(value) >= 999.5 ? whole.format(value) : three.format(value);
+  if (value === 0) return "0";
+  return Math.abs(value) >= 999.5 ? whole.format(value) : digits.format(value);
 }
 
 /** A rate a second. */
@@ -47,7 +55,7 @@ export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let power = 0;
   for (; value >= 1024 && power < units.length - 1; power++) value /= 1024;
-  return `${number(value)} ${units[power]}`;
+  return `${numberIn(short, value)} ${units[power]}`;
 }
 
 /** A unix time as the clock shows it here. */
@@ -60,10 +68,21 @@ export const moment = (value) => (value == null ? NONE : dayAndClock.format(valu
 export const ago = (value, now) =>
   value == null ? NONE : `${seconds(Math.max(0, Math.round(now - value)))} ago`;
 
-/** How many per second of what an alert counts, and the rest of its units. */
-const BY_UNIT = { s: seconds, share, per_second: rate, count, tokens: count, ratio: number };
+/** A whole number where it is one, else three digits: means of counts. */
+export const mean = (value) => (Number.isInteger(value) ? count(value) : number(value));
+
+/** What writes a value of each unit. */
+const BY_UNIT = { s: seconds, share, per_second: rate, count, tokens: count, ratio: number, mean };
 
 /** A value by the name of its unit, as alerts and charts give it. */
 export const inUnit = (value, unit) => (BY_UNIT[unit] ?? number)(value);
+
+/** The same on an axis: no zeros that say nothing. */
+export function tick(value, unit) {
+  if (unit === "s") return secondsIn(short, value);
+  if (unit === "share") return value == null ? NONE : `${short.format(value * 100)} %`;
+  if (unit === "per_second") return `${numberIn(short, value)}/s`;
+  return numberIn(short, value);
+}
 
 const two = (value) => String(value).padStart(2, "0");

@@ -6,14 +6,14 @@ const SILENCE_MS = 5_000;
 const MAX_PAUSE_MS = 8_000;
 
 /**
- * `{ state, live, alerts, steps, slots, since, opened }`: the newest event of each kind.
+ * `{ state, live, alerts, steps, slots, since, recoveries }`: the newest event of each kind.
  *
  * `state` is `connecting`, `open`, `lost` (no connection; tried again with growing pauses) or
- * `silent` (connected, but nothing came for five seconds). `since` is when that began, `opened`
- * how often a connection was made: data read before may be old.
+ * `silent` (connected, but nothing came for five seconds). `since` is when that began, `recoveries`
+ * how often a lost connection came back: what was read before is old.
  */
 export function useStream(topics, { onEnded }) {
-  const [stream, setStream] = useState({ state: "connecting", since: Date.now(), opened: 0 });
+  const [stream, setStream] = useState({ state: "connecting", since: Date.now(), recoveries: 0 });
   const ended = useRef(onEnded);
   ended.current = onEnded;
 
@@ -21,6 +21,7 @@ export function useStream(topics, { onEnded }) {
     let source, retry, silence;
     let pause = 500;
     let closed = false;
+    let lost = false;
 
     const enter = (state, more = {}) =>
       setStream((old) => ({
@@ -33,6 +34,7 @@ export function useStream(topics, { onEnded }) {
     const lose = async () => {
       source.close();
       clearTimeout(silence);
+      lost = true;
       enter("lost");
       retry = setTimeout(open, pause);
       pause = Math.min(pause * 2, MAX_PAUSE_MS);
@@ -47,7 +49,11 @@ export function useStream(topics, { onEnded }) {
       source.onopen = () => {
         pause = 500;
         listenForSilence();
-        setStream((old) => ({ ...old, state: "open", since: Date.now(), opened: old.opened + 1 }));
+        const recovered = lost ? 1 : 0;
+        lost = false;
+        setStream((old) => ({
+          ...old, state: "open", since: Date.now(), recoveries: old.recoveries + recovered,
+        }));
       };
       source.onerror = lose;
       for (const name of ["live", "alerts", "steps", "slots"]) {

@@ -1,5 +1,7 @@
 // The document: who is here, which page the URL names, and the one stream of events.
-import { html, render, useCallback, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
+import {
+  html, render, useCallback, useEffect, useErrorBoundary, useState,
+} from "./vendor/htm-preact-3.1.1.js";
 import { Adapter } from "./adapter.js";
 import { Adapters } from "./adapters.js";
 import { Alerts } from "./alerts.js";
@@ -63,7 +65,18 @@ function Signed({ session, onLeave }) {
     }
   };
   const props = { session, route, stream };
-  return html`<${Shell} ...${props} onLogOut=${logOut}><${pageOf(route.parts)} ...${props} /><//>`;
+  return html`<${Shell} ...${props} onLogOut=${logOut}>
+    <${Page} key=${location.pathname} ...${props} /><//>`;
+}
+
+/** The page that the path names; a fault in one is told, and leaves the others. */
+function Page(props) {
+  const [error] = useErrorBoundary();
+  if (error) {
+    return html`<p class="notice bad" role="alert">This page failed: ${String(error)}.
+      ${" "}<a href=${location.href}>Load it again</a></p>`;
+  }
+  return html`<${pageOf(props.route.parts)} ...${props} />`;
 }
 
 function pageOf([page, tenant, adapter, ...rest]) {

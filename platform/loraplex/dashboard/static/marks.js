@@ -6,7 +6,7 @@ import * as format from "./format.js";
 const SPARK_WIDTH = 84;
 const SPARK_HEIGHT = 18;
 
-/** A sparkline; gaps stay gaps. `label` says what it shows, its largest value is in the text. */
+/** A sparkline; gaps stay gaps, a value between two of them is a dot. `label` says what it shows, its largest value is in the text. */
 export function Spark({ values, label, unit }) {
   const known = values.filter((value) => value != null);
   const top = Math.max(0, ...known);
@@ -19,8 +19,9 @@ export function Spark({ values, label, unit }) {
       return "";
     }
     const point = `${pen}${(i * dx).toFixed(1)} ${(SPARK_HEIGHT - 1.5 - (value / top) * (SPARK_HEIGHT - 3)).toFixed(1)}`;
+    const alone = pen === "M" ? "h0" : "";
     pen = "L";
-    return point;
+    return point + alone;
   }).join("");
   return html`<svg class="spark" width=${SPARK_WIDTH} height=${SPARK_HEIGHT} role="img"
     aria-label=${`${label}, at most ${format.inUnit(top, unit)}`}><path d=${path} /></svg>`;

@@ -12,7 +12,7 @@ import { rangeOf } from "./router.js";
 export function Overview({ session, route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
-  const data = useData("overview", query, { every: range.refreshSeconds, again: stream.opened });
+  const data = useData("overview", query, { every: range.refreshSeconds, again: stream.recoveries });
   if (!data.data) return html`<${Waiting} data=${data} />`;
   const view = data.data;
   const lasting = stream.alerts?.alerts.filter(({ ended }) => ended == null) ?? [];
@@ -93,13 +93,13 @@ function Charts({ view, query, session }) {
       { label: "ended", values: view.requests_rate, color: "--line-2", dash: [6, 3] },
       { label: "within both targets", values: view.goodput_rate, color: "--line", width: 2 },
     ]} />
-    <${Chart} title="Running and waiting" unit="ratio" x=${x} csv=${csv("load")} series=${[
+    <${Chart} title="Running and waiting" unit="mean" x=${x} csv=${csv("load")} series=${[
       { label: "running", values: view.running, color: "--line", width: 2 },
       { label: "waiting", values: view.waiting, color: "--line-2", dash: [6, 3] },
     ]} />
     ${session.is_admin && html`<${Chart} title="KV blocks in use" unit="share" x=${x} csv=${csv("load")}
       series=${[{ label: "used", values: view.kv_share, color: "--line", width: 2, fill: "22" }]} />
-    <${Chart} title="Slots in use" unit="ratio" x=${x} csv=${csv("load")}
+    <${Chart} title="Slots in use" unit="mean" x=${x} csv=${csv("load")}
       series=${[{ label: "used", values: view.slots_used, color: "--line", width: 2, fill: "22" }]} />`}`;
 }
 

@@ -11,7 +11,7 @@ import { SlotTimeline } from "./slot_timeline.js";
 export function Slots({ route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
-  const data = useData("slots", query, { every: range.refreshSeconds, again: stream.opened });
+  const data = useData("slots", query, { every: range.refreshSeconds, again: stream.recoveries });
   if (!data.data) return html`<${Waiting} data=${data} />`;
   const view = data.data;
   const waits = stream.slots?.waits ?? view.waits;
