@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from litestar import Request, Response, Router, get
 from litestar.exceptions import NotFoundException
@@ -50,14 +51,14 @@ def dashboard_pages() -> Router:
     assets = _read_assets(STATIC_DIR)
 
     @get("/static/{name:path}", sync_to_thread=False)
-    def file(name: FromPath[str], request: Request[None, None, None]) -> Response[bytes]:
+    def file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
         asset = assets.get(name.removeprefix("/"))
         if asset is None:
             raise NotFoundException(f"the dashboard has no file {name}")
         return _answer(asset, request)
 
     @get(["/", "/{page:path}"], sync_to_thread=False)
-    def document(request: Request[None, None, None], page: FromPath[str] = "/") -> Response[bytes]:
+    def document(request: Request[Any, Any, Any], page: FromPath[str] = "/") -> Response[bytes]:
         if page.startswith("/api/"):
             raise NotFoundException(f"the dashboard has no route {page}")
         return _answer(assets["index.html"], request)
@@ -81,7 +82,7 @@ def _asset(path: Path) -> _Asset:
     return _Asset(content, _MEDIA_TYPES[path.suffix], etag)
 
 
-def _answer(asset: _Asset, request: Request[None, None, None]) -> Response[bytes]:
+def _answer(asset: _Asset, request: Request[Any, Any, Any]) -> Response[bytes]:
     """Always ask again (`no-cache`), mostly for a 304: a new release shows at once."""
     headers = {**SECURITY_HEADERS, "etag": asset.etag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == asset.etag:

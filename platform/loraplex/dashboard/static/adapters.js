@@ -23,7 +23,7 @@ const COLUMNS = [
   { sort: "token_gap_p95", label: "gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
   { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
   { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
-  { label: "requests over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
+  { label: "over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
   { sort: "output_tokens", label: "output tokens", cell: (row) => format.count(row.output_tokens) },
   { label: "endings", text: true, cell: (row) => html`<${FinishBar} finishes=${row.finishes} />` },
   { sort: "length_share", label: "length", cell: (row) => html`<${LengthShare} finishes=${row.finishes} />` },

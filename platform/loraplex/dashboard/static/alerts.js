@@ -47,7 +47,7 @@ export function AlertList({ alerts, now, brief }) {
       <p>${alert.what}</p>
       ${!brief && html`<p><span class="muted">What to change:</span> ${alert.change}</p>`}
       <dl class="facts">${alert.figures.map(({ name, value, unit, limit }) => html`<div><dt>${name}</dt>
-        <dd>${format.inUnit(value, unit)}${limit != null && html` <span class="muted">(limit ${format.inUnit(limit, unit)})</span>`}</dd></div>`)}</dl>
+        <dd>${format.inUnit(value, unit)}${limit != null && html` <span class="muted">(limit ${format.tick(limit, unit)})</span>`}</dd></div>`)}</dl>
     </li>`)}</ul>`;
 }
 
