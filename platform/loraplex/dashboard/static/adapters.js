@@ -16,19 +16,45 @@ const COLUMNS = [
   { sort: "queue_p50", label: "queue p50", cell: (row) => format.seconds(row.queue.p50) },
   { sort: "queue_p95", label: "p95", cell: (row) => format.seconds(row.queue.p95) },
   { sort: "queue_p99", label: "p99", cell: (row) => format.seconds(row.queue.p99) },
-  { label: "p95 over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />` },
-  { sort: "queue_seconds", label: "waited, by cause", text: true, cell: (row) => html`<${CauseBar} causes=${row.causes} />` },
+  {
+    label: "p95 over time",
+    text: true,
+    cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />`,
+  },
+  {
+    sort: "queue_seconds",
+    label: "waited, by cause",
+    text: true,
+    cell: (row) => html`<${CauseBar} causes=${row.causes} />`,
+  },
   { sort: "waiting", label: "now", text: true, cell: (row) => html`<${WaitsNow} row=${row} />` },
   { sort: "ttft_p95", label: "first token p95", cell: (row) => format.seconds(row.ttft.p95) },
   { sort: "token_gap_p95", label: "gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
   { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
   { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
-  { label: "over time", text: true, cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />` },
+  {
+    label: "over time",
+    text: true,
+    cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />`,
+  },
   { sort: "output_tokens", label: "output tokens", cell: (row) => format.count(row.output_tokens) },
   { label: "endings", text: true, cell: (row) => html`<${FinishBar} finishes=${row.finishes} />` },
-  { sort: "length_share", label: "length", cell: (row) => html`<${LengthShare} finishes=${row.finishes} />` },
-  { sort: "resident_share", label: "in a slot", text: true, cell: (row) => html`<${Resident} row=${row} />` },
-  { sort: "last_request", label: "last request", cell: (row, now) => format.ago(row.last_request, now) },
+  {
+    sort: "length_share",
+    label: "length",
+    cell: (row) => html`<${LengthShare} finishes=${row.finishes} />`,
+  },
+  {
+    sort: "resident_share",
+    label: "in a slot",
+    text: true,
+    cell: (row) => html`<${Resident} row=${row} />`,
+  },
+  {
+    sort: "last_request",
+    label: "last request",
+    cell: (row, now) => format.ago(row.last_request, now),
+  },
 ];
 
 export function Adapters({ route, stream }) {
@@ -38,29 +64,47 @@ export function Adapters({ route, stream }) {
   const page = Math.max(1, Number.parseInt(route.query.page, 10) || 1);
   const search = route.query.q ?? "";
   const listed = { range: range.key, sort, order, search };
-  const data = useData("adapters", { ...listed, offset: (page - 1) * PAGE_ROWS, limit: PAGE_ROWS },
-    { every: range.refreshSeconds, again: stream.recoveries });
+  const data = useData(
+    "adapters",
+    { ...listed, offset: (page - 1) * PAGE_ROWS, limit: PAGE_ROWS },
+    { every: range.refreshSeconds, again: stream.recoveries },
+  );
   const change = (query, how) => go(href(route.parts, { ...route.query, ...query }), how);
   return html`
     <${Freshness} data=${data} />
     <div class="bar-above">
-      <${Search} value=${search} onSearch=${(q) => change({ q, page: undefined }, { replace: true })} />
+      <${Search} value=${search}
+        onSearch=${(q) => change({ q, page: undefined }, { replace: true })} />
       <p role="status" class="muted">${data.data && counted(data.data)}</p>
       <${CsvLink} table="adapters" title="All adapters found" query=${listed} />
     </div>
-    <p class="legend"><span>waited for:</span>${CAUSES.map(({ key, label }) => html`<span class="pair"><${Key} color=${causeColor(key)} />${label}</span>`)}
-      <span>endings:</span>${FINISHES.map(({ label, color }) => html`<span class="pair"><${Key} color=${color} />${label}</span>`)}</p>
-    ${data.data ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort} order=${order}
+    <p class="legend"><span>waited for:</span>${CAUSES.map(
+      ({ key, label }) => html`<span
+      class="pair"><${Key} color=${causeColor(key)} />${label}</span>`,
+    )}
+      <span>endings:</span>${FINISHES.map(
+        ({ label, color }) => html`<span class="pair"><${Key}
+        color=${color} />${label}</span>`,
+      )}</p>
+    ${
+      data.data
+        ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort}
+          order=${order}
         onSort=${(query) => change({ ...query, page: undefined })} />
-      <${Pages} total=${data.data.total} page=${page} onPage=${(to) => change({ page: to > 1 ? String(to) : "" })} />`
-      : html`<${Waiting} data=${data} />`}`;
+      <${Pages} total=${data.data.total} page=${page}
+        onPage=${(to) => change({ page: to > 1 ? String(to) : "" })} />`
+        : html`<${Waiting} data=${data} />`
+    }`;
 }
 
 function counted({ total, known, rows, offset }) {
   if (!known) return "There is no adapter yet, and the base was not called.";
   if (!total) return `None of ${format.count(known)} matches.`;
-  const shown = rows.length ? `${format.count(offset + 1)} to ${format.count(offset + rows.length)} of ` : "";
-  return `${shown}${format.count(total)}${total < known ? ` found, ${format.count(known)} in all` : ""}`;
+  const shown = rows.length
+    ? `${format.count(offset + 1)} to ${format.count(offset + rows.length)} of `
+    : "";
+  const others = total < known ? ` found, ${format.count(known)} in all` : "";
+  return `${shown}${format.count(total)}${others}`;
 }
 
 function Search({ value, onSearch }) {
@@ -83,7 +127,8 @@ function Search({ value, onSearch }) {
     timer.current = setTimeout(() => onSearch(typed.trim()), TYPING_MS);
   };
   return html`<label class="search"><span class="hidden">Search adapters</span>
-    <input id="search" type="search" value=${text} onInput=${type} placeholder="tenant/adapter   ( / )"
+    <input id="search" type="search" value=${text} onInput=${type}
+      placeholder="tenant/adapter   ( / )"
       spellcheck="false" maxlength="128" /></label>`;
 }
 
@@ -92,12 +137,21 @@ function Table({ columns, view, range, sort, order, onSort }) {
   return html`<div class="scroll tall" tabindex="0" role="region" aria-label="Adapters, table">
     <table class="figures adapters" aria-rowcount=${view.total + 1}>
       <caption class="hidden">Adapters with their figures over the range</caption>
-      <thead><tr>${columns.map((column) => html`<${Heading} column=${column} sort=${sort} order=${order} onSort=${onSort} />`)}</tr></thead>
-      <tbody>${view.rows.map((row) => html`<tr key=${`${row.tenant}/${row.adapter}`}>
-        <th scope="row" class="text"><${Link} to=${href(["adapters", row.tenant, row.adapter], { range })}
+      <thead><tr>${columns.map(
+        (column) => html`<${Heading} column=${column} sort=${sort}
+        order=${order} onSort=${onSort} />`,
+      )}</tr></thead>
+      <tbody>${view.rows.map(
+        (row) => html`<tr key=${`${row.tenant}/${row.adapter}`}>
+        <th scope="row" class="text"><${Link}
+          to=${href(["adapters", row.tenant, row.adapter], { range })}
           ><span class="muted">${row.tenant}/</span>${row.adapter}<//></th>
-        ${columns.slice(1).map(({ cell, text }) => html`<td class=${text ? "text" : ""}>${cell(row, now)}</td>`)}
-      </tr>`)}</tbody>
+        ${columns.slice(1).map(
+          ({ cell, text }) => html`<td
+          class=${text ? "text" : ""}>${cell(row, now)}</td>`,
+        )}
+      </tr>`,
+      )}</tbody>
     </table></div>`;
 }
 
@@ -107,7 +161,8 @@ function Heading({ column: { sort: name, label, text, first = "desc" }, sort, or
   const next = present ? (order === "asc" ? "desc" : "asc") : first;
   return html`<th scope="col" class=${text ? "text" : ""}
     aria-sort=${present ? (order === "asc" ? "ascending" : "descending") : undefined}>
-    <button type="button" onClick=${() => onSort({ sort: name, order: next })}>${label}<span aria-hidden="true"
+    <button type="button" onClick=${() => onSort({ sort: name, order: next })}>${label}<span
+      aria-hidden="true"
       class="arrow">${present ? (order === "asc" ? "▲" : "▼") : ""}</span></button></th>`;
 }
 
@@ -123,16 +178,27 @@ function Pages({ total, page, onPage }) {
 
 /** How many wait at this moment, and what for. */
 export function WaitsNow({ row }) {
-  if (!row.waiting) return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
-  return html`<span class="pair">${row.waits_for && html`<${Key} color=${causeColor(row.waits_for)} />`}${
-    format.count(row.waiting)} wait${row.waits_for ? ` for ${row.waits_for}` : ""}</span>`;
+  if (!row.waiting)
+    return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
+  return html`<span class="pair">${
+    row.waits_for &&
+    html`<${Key}
+    color=${causeColor(row.waits_for)} />`
+  }${format.count(row.waiting)} wait${row.waits_for ? ` for ${row.waits_for}` : ""}</span>`;
 }
 
-const RESIDENCY = { slot: "in one", loading: "loading", host: "in host memory", absent: "not loaded" };
+const RESIDENCY = {
+  slot: "in one",
+  loading: "loading",
+  host: "in host memory",
+  absent: "not loaded",
+};
 
 /** Where an adapter is now, and for which share of the range it held a slot. */
 export function Resident({ row }) {
   if (row.is_base) return html`<span class="muted">the base</span>`;
-  return html`<span title="share of the range in a slot, and where the weights are now">${
-    format.share(row.resident_share)}, now ${RESIDENCY[row.residency]}</span>`;
+  return html`<span
+    title="share of the range in a slot, and where the weights are now">${format.share(
+      row.resident_share,
+    )}, now ${RESIDENCY[row.residency]}</span>`;
 }

@@ -56,22 +56,26 @@ export function useData(path, query, { every, again } = {}) {
   const latest = useRef(url);
   latest.current = url;
 
-  const read = useCallback(async (signal) => {
-    try {
-      const data = await call(path, { query, signal });
-      if (latest.current === url) setState({ url, data, error: null, loading: false });
-    } catch (error) {
-      if (signal?.aborted || latest.current !== url) return;
-      if (error.status === 401) dispatchEvent(new Event("loraplex-unauthorized"));
-      setState((old) => ({ ...old, error, loading: false }));
-    }
-  }, [url]);
+  const read = useCallback(
+    async (signal) => {
+      try {
+        const data = await call(path, { query, signal });
+        if (latest.current === url) setState({ url, data, error: null, loading: false });
+      } catch (error) {
+        if (signal?.aborted || latest.current !== url) return;
+        if (error.status === 401) dispatchEvent(new Event("loraplex-unauthorized"));
+        setState((old) => ({ ...old, error, loading: false }));
+      }
+    },
+    [url],
+  );
 
   useEffect(() => {
     const controller = new AbortController();
     setState((old) => ({ ...old, loading: true }));
     read(controller.signal);
-    const timer = every && setInterval(() => document.hidden || read(controller.signal), every * 1000);
+    const timer =
+      every && setInterval(() => document.hidden || read(controller.signal), every * 1000);
     const wake = () => document.hidden || read(controller.signal);
     document.addEventListener("visibilitychange", wake);
     return () => {

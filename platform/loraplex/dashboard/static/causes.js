@@ -1,18 +1,42 @@
 // The causes of waiting: their order, names and colours are the same on every page.
 
 export const CAUSES = [
-  { key: "quota", label: "quota", about: "the tenant runs as many requests as it may",
-    change: "raise the tenant's concurrency limit, or let it wait" },
-  { key: "load", label: "load", about: "the adapter's weights are on their way",
-    change: "keep the adapter warm or pinned; look at disk and blob store" },
-  { key: "slot", label: "slot", about: "the adapter has no slot, or its slot is being drained",
-    change: "more slots (max_loras), or fewer adapters at a time" },
-  { key: "kv", label: "kv", about: "no free KV blocks for the request at the head",
-    change: "more KV memory, or shorter prompts and replies" },
-  { key: "budget", label: "budget", about: "no tokens or no seat left in the step",
-    change: "more seats (max_num_seqs) or tokens a step, or another replica" },
-  { key: "turn", label: "turn", about: "others are served first, in fair order",
-    change: "nothing is wrong with this adapter: the service is busy" },
+  {
+    key: "quota",
+    label: "quota",
+    about: "the tenant runs as many requests as it may",
+    change: "raise the tenant's concurrency limit, or let it wait",
+  },
+  {
+    key: "load",
+    label: "load",
+    about: "the adapter's weights are on their way",
+    change: "keep the adapter warm or pinned; look at disk and blob store",
+  },
+  {
+    key: "slot",
+    label: "slot",
+    about: "the adapter has no slot, or its slot is being drained",
+    change: "more slots (max_loras), or fewer adapters at a time",
+  },
+  {
+    key: "kv",
+    label: "kv",
+    about: "no free KV blocks for the request at the head",
+    change: "more KV memory, or shorter prompts and replies",
+  },
+  {
+    key: "budget",
+    label: "budget",
+    about: "no tokens or no seat left in the step",
+    change: "more seats (max_num_seqs) or tokens a step, or another replica",
+  },
+  {
+    key: "turn",
+    label: "turn",
+    about: "others are served first, in fair order",
+    change: "nothing is wrong with this adapter: the service is busy",
+  },
 ];
 
 /** The CSS variable that holds a cause's colour. */

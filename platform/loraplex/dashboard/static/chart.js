@@ -5,31 +5,47 @@ import * as format from "./format.js";
 import { Figures, Panel } from "./panel.js";
 
 const HEIGHT = 168;
+const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].flatMap((ten) => [
+  ten,
+  2 * ten,
+  5 * ten,
+]);
 const SYNC = uPlot.sync("time");
 
 /** A CSS variable's colour in the present theme. */
-export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const color = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /**
  * A chart in a panel. `x` are unix seconds, or step numbers when `ordinal`; each of `series` is
- * `{ label, values, color, dash, fill }`. `stacked` adds them up, the first at the bottom. `unit` is
- * one of format.inUnit's. `marks` are `{ at, label }`: vertical lines.
+ * `{ label, values, color, dash, fill }`. `stacked` adds them up, the first at the bottom. `unit`
+ * is one of format.inUnit's. `marks` are `{ at, label }`: vertical lines.
  */
 export function Chart(props) {
   const { title, about, csv, x, series, unit, ordinal, wide, double, tools } = props;
-  const hasData = x.length > 0 && series.some(({ values }) => values.some((value) => value != null));
-  const table = () => html`<${Figures} caption=${title} rows=${x.map((at, i) => ({ at, i })).reverse()}
+  const hasData =
+    x.length > 0 && series.some(({ values }) => values.some((value) => value != null));
+  const table =
+    () => html`<${Figures} caption=${title} rows=${x.map((at, i) => ({ at, i })).reverse()}
     columns=${[
-      { label: ordinal ? "step" : "time", head: true, text: true,
-        cell: ({ at }) => (ordinal ? at : format.moment(at)) },
+      {
+        label: ordinal ? "step" : "time",
+        head: true,
+        text: true,
+        cell: ({ at }) => (ordinal ? at : format.moment(at)),
+      },
       ...series.map(({ label, values }) => ({
-        label, cell: ({ i }) => format.inUnit(values[i], unit),
+        label,
+        cell: ({ i }) => format.inUnit(values[i], unit),
       })),
     ]} />`;
   return html`<${Panel} title=${title} about=${about} csv=${csv} table=${table} wide=${wide}
     double=${double} tools=${tools}>
-    ${hasData ? html`<${Plot} ...${props} />`
-      : html`<p class="notice empty">${props.empty ?? "Nothing was measured in this range."}</p>`}
+    ${
+      hasData
+        ? html`<${Plot} ...${props} />`
+        : html`<p class="notice empty">${props.empty ?? "Nothing was measured in this range."}</p>`
+    }
   <//>`;
 }
 
@@ -42,11 +58,20 @@ export function Plot(props) {
   const shown = useRef(props);
   shown.current = props;
   const shape = JSON.stringify([
-    series.map((one) => [one.label, one.color, one.dash, one.fill]), unit, stacked, ordinal, height, theme,
+    series.map((one) => [one.label, one.color, one.dash, one.fill]),
+    unit,
+    stacked,
+    ordinal,
+    height,
+    theme,
   ]);
 
   useEffect(() => {
-    const made = new uPlot(options(shown, box.current.clientWidth), dataOf(shown.current), box.current);
+    const made = new uPlot(
+      options(shown, box.current.clientWidth),
+      dataOf(shown.current),
+      box.current,
+    );
     plot.current = made;
     const sizes = new ResizeObserver(() => {
       const width = box.current?.clientWidth;
@@ -70,7 +95,8 @@ export function Plot(props) {
     const at = Math.min(x.length - 1, Math.max(0, (made.cursor.idx ?? x.length - 1) + by));
     made.setCursor({ left: made.valToPos(x[at], "x"), top: 10 });
   };
-  return html`<div class=${stacked ? "plot" : "plot lines"} ref=${box} tabindex="0" role="img" onKeyDown=${move}
+  return html`<div class=${stacked ? "plot" : "plot lines"} ref=${box} tabindex="0" role="img"
+    onKeyDown=${move}
     aria-label=${summary(title, series, unit)}></div>`;
 }
 
@@ -82,7 +108,7 @@ function summary(title, series, unit) {
   return `${title}, newest values: ${newest.join(", ")}. All of them: the button “table”.`;
 }
 
-/** Columns for uPlot. A stack is drawn from its sums, the largest first, so that none hides another. */
+/** Columns for uPlot. A stack is drawn from its sums, the largest first: none hides another. */
 function dataOf({ x, series, stacked }) {
   if (!stacked) return [x, ...series.map(({ values }) => values)];
   const sums = [];
@@ -95,29 +121,52 @@ function dataOf({ x, series, stacked }) {
 function options(shown, width) {
   const { series, unit, stacked, ordinal, height = HEIGHT } = shown.current;
   const grid = { stroke: color("--grid"), width: 1 };
-  const axis = { stroke: color("--muted"), font: `11px ${color("--font")}`, grid, ticks: { show: false } };
+  const axis = {
+    stroke: color("--muted"),
+    font: `11px ${color("--font")}`,
+    grid,
+    ticks: { show: false },
+  };
   const drawn = stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
   return {
     width,
     height,
-    scales: { x: { time: !ordinal, range: () => wholeBuckets(shown.current.x) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+    scales: {
+      x: { time: !ordinal, range: () => wholeBuckets(shown.current.x) },
+      y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] },
+    },
     cursor: {
-      sync: ordinal ? undefined : { key: SYNC.key }, y: false, drag: { setScale: false, x: false },
+      sync: ordinal ? undefined : { key: SYNC.key },
+      y: false,
+      drag: { setScale: false, x: false },
       points: { size: 5 },
     },
-    padding: [6, 8, 0, 0],
+    padding: [6, 16, 0, 0],
     legend: {
       markers: stacked
         ? { width: 0, fill: (_, i) => color(series[drawn[i - 1]].color) }
-        : { width: 2, fill: () => "transparent", dash: (_, i) => dashName(series[i - 1]),
-          stroke: (_, i) => color(series[i - 1].color) },
+        : {
+            width: 2,
+            fill: () => "transparent",
+            dash: (_, i) => dashName(series[i - 1]),
+            stroke: (_, i) => color(series[i - 1].color),
+          },
     },
     axes: [
-      { ...axis, size: 26, space: 70, ...(ordinal ? {} : { values: clockTicks }) },
-      { ...axis, size: 54, space: 34, values: (_, ticks) => ticks.map((tick) => format.tick(tick, unit)) },
+      { ...axis, size: 26, space: 70, ...(ordinal ? { incrs: WHOLE } : { values: clockTicks }) },
+      {
+        ...axis,
+        size: 54,
+        space: 34,
+        ...(unit === "count" || unit === "tokens" ? { incrs: WHOLE } : {}),
+        values: (_, ticks) => ticks.map((tick) => format.tick(tick, unit)),
+      },
     ],
     series: [
-      { label: ordinal ? "step" : "time", value: (u, at) => (at == null ? "newest" : ordinal ? at : format.time(at)) },
+      {
+        label: ordinal ? "step" : "time",
+        value: (u, at) => (at == null ? "newest" : ordinal ? at : format.time(at)),
+      },
       ...drawn.map((at) => lineOf(series[at], at, { stacked, ordinal, unit, shown })),
     ],
     hooks: { drawAxes: [(u) => drawMarks(u, shown.current.marks ?? [])] },
@@ -136,7 +185,7 @@ function lineOf(line, at, { stacked, ordinal, unit, shown }) {
   return {
     label: line.label,
     stroke,
-    width: stacked ? 0 : line.width ?? 1.5,
+    width: stacked ? 0 : (line.width ?? 1.5),
     dash: line.dash,
     fill: stacked ? stroke : line.fill ? `${stroke}${line.fill}` : undefined,
     paths: stacked ? uPlot.paths.bars({ size: [1, Infinity], align: 1 }) : undefined,
@@ -173,7 +222,11 @@ function drawMarks(u, marks) {
     ctx.stroke();
     const atEdge = left > bbox.left + bbox.width * 0.9;
     ctx.textAlign = atEdge ? "right" : "left";
-    ctx.fillText(label, left + (atEdge ? -4 : 4) * devicePixelRatio, bbox.top + 10 * devicePixelRatio);
+    ctx.fillText(
+      label,
+      left + (atEdge ? -4 : 4) * devicePixelRatio,
+      bbox.top + 10 * devicePixelRatio,
+    );
   }
   ctx.restore();
 }
@@ -183,13 +236,8 @@ function useTheme() {
   const [theme, setTheme] = useState(0);
   useEffect(() => {
     const change = () => setTheme((old) => old + 1);
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    system.addEventListener("change", change);
     addEventListener("loraplex-theme", change);
-    return () => {
-      system.removeEventListener("change", change);
-      removeEventListener("loraplex-theme", change);
-    };
+    return () => removeEventListener("loraplex-theme", change);
   }, []);
   return theme;
 }

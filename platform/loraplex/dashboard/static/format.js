@@ -4,7 +4,8 @@ export const NONE = "–";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const three = new Intl.NumberFormat("en", {
-  maximumSignificantDigits: 3, minimumSignificantDigits: 3,
+  maximumSignificantDigits: 3,
+  minimumSignificantDigits: 3,
 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });

@@ -25,7 +25,10 @@ export function useStream(topics, { onEnded }) {
 
     const enter = (state, more = {}) =>
       setStream((old) => ({
-        ...old, ...more, state, since: old.state === state ? old.since : Date.now(),
+        ...old,
+        ...more,
+        state,
+        since: old.state === state ? old.since : Date.now(),
       }));
     const listenForSilence = () => {
       clearTimeout(silence);
@@ -52,7 +55,10 @@ export function useStream(topics, { onEnded }) {
         const recovered = lost ? 1 : 0;
         lost = false;
         setStream((old) => ({
-          ...old, state: "open", since: Date.now(), recoveries: old.recoveries + recovered,
+          ...old,
+          state: "open",
+          since: Date.now(),
+          recoveries: old.recoveries + recovered,
         }));
       };
       source.onerror = lose;

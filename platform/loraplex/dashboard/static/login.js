@@ -23,7 +23,9 @@ export function Login({ reason, onSession }) {
     setBusy(true);
     setError(null);
     try {
-      onSession(await call("session", { method: "POST", body: { key: field.current.value.trim() } }));
+      onSession(
+        await call("session", { method: "POST", body: { key: field.current.value.trim() } }),
+      );
     } catch (failure) {
       setError(sentence(failure));
       setBusy(false);

@@ -1,6 +1,11 @@
 // The document: who is here, which page the URL names, and the one stream of events.
 import {
-  html, render, useCallback, useEffect, useErrorBoundary, useState,
+  html,
+  render,
+  useCallback,
+  useEffect,
+  useErrorBoundary,
+  useState,
 } from "./vendor/htm-preact-3.1.1.js";
 import { Adapter } from "./adapter.js";
 import { Adapters } from "./adapters.js";
@@ -83,7 +88,10 @@ function pageOf([page, tenant, adapter, ...rest]) {
   if (rest.length) return Nowhere;
   if (page === "adapters" && tenant && adapter) return Adapter;
   if (tenant) return Nowhere;
-  return { "": Overview, adapters: Adapters, slots: Slots, batch: Batch, alerts: Alerts }[page ?? ""] ?? Nowhere;
+  return (
+    { "": Overview, adapters: Adapters, slots: Slots, batch: Batch, alerts: Alerts }[page ?? ""] ??
+    Nowhere
+  );
 }
 
 const Nowhere = () => html`<p class="notice bad" role="alert">There is no such page.</p>`;

@@ -6,23 +6,29 @@ import * as format from "./format.js";
 const SPARK_WIDTH = 84;
 const SPARK_HEIGHT = 18;
 
-/** A sparkline; gaps stay gaps, a value between two of them is a dot. `label` says what it shows, its largest value is in the text. */
+/**
+ * A sparkline; gaps stay gaps, a value between two of them is a dot. `label` says what it shows, its
+ * largest value is in the text.
+ */
 export function Spark({ values, label, unit }) {
   const known = values.filter((value) => value != null);
   const top = Math.max(0, ...known);
   if (!known.length || top === 0) return html`<span class="muted">${format.NONE}</span>`;
   const dx = SPARK_WIDTH / Math.max(1, values.length - 1);
   let pen = "M";
-  const path = values.map((value, i) => {
-    if (value == null) {
-      pen = "M";
-      return "";
-    }
-    const point = `${pen}${(i * dx).toFixed(1)} ${(SPARK_HEIGHT - 1.5 - (value / top) * (SPARK_HEIGHT - 3)).toFixed(1)}`;
-    const alone = pen === "M" ? "h0" : "";
-    pen = "L";
-    return point + alone;
-  }).join("");
+  const path = values
+    .map((value, i) => {
+      if (value == null) {
+        pen = "M";
+        return "";
+      }
+      const y = SPARK_HEIGHT - 1.5 - (value / top) * (SPARK_HEIGHT - 3);
+      const point = `${pen}${(i * dx).toFixed(1)} ${y.toFixed(1)}`;
+      const alone = pen === "M" ? "h0" : "";
+      pen = "L";
+      return point + alone;
+    })
+    .join("");
   return html`<svg class="spark" width=${SPARK_WIDTH} height=${SPARK_HEIGHT} role="img"
     aria-label=${`${label}, at most ${format.inUnit(top, unit)}`}><path d=${path} /></svg>`;
 }
@@ -30,8 +36,10 @@ export function Spark({ values, label, unit }) {
 /** Shares side by side: `parts` are `{ key, label, color, value }`. */
 export function ShareBar({ parts, label, text }) {
   const total = parts.reduce((sum, { value }) => sum + value, 0);
-  const said = parts.filter(({ value }) => value > 0)
-    .map((part) => `${part.label} ${text(part.value)} (${format.share(part.value / total)})`).join(", ");
+  const said = parts
+    .filter(({ value }) => value > 0)
+    .map((part) => `${part.label} ${text(part.value)} (${format.share(part.value / total)})`)
+    .join(", ");
   if (!total) return html`<span class="muted">${format.NONE}</span>`;
   let left = 0;
   return html`<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"
@@ -48,8 +56,12 @@ export function ShareBar({ parts, label, text }) {
 
 /** Queue seconds by cause as one bar. */
 export const CauseBar = ({ causes }) => html`<${ShareBar} label="Queue time by cause"
-  text=${format.seconds} parts=${CAUSES.map(({ key, label }) => (
-    { key, label, color: causeColor(key), value: causes[key] ?? 0 }))} />`;
+  text=${format.seconds} parts=${CAUSES.map(({ key, label }) => ({
+    key,
+    label,
+    color: causeColor(key),
+    value: causes[key] ?? 0,
+  }))} />`;
 
 /** Endings as one bar. */
 export const FinishBar = ({ finishes }) => html`<${ShareBar} label="Endings" text=${format.count}
@@ -58,17 +70,26 @@ export const FinishBar = ({ finishes }) => html`<${ShareBar} label="Endings" tex
 /** The causes with their seconds and shares, largest first, and what would help. */
 export function CauseTable({ causes, advise }) {
   const total = causeSum(causes);
-  const rows = CAUSES.filter(({ key }) => causes[key] > 0).sort((a, b) => causes[b.key] - causes[a.key]);
+  const rows = CAUSES.filter(({ key }) => causes[key] > 0).sort(
+    (a, b) => causes[b.key] - causes[a.key],
+  );
   return html`<table class="figures causes" data-total-seconds=${total}>
     <caption class="hidden">Queue time by cause, summed over the range</caption>
     <thead><tr><th scope="col" class="text">cause</th><th scope="col">seconds waited</th>
       <th scope="col">share</th><th scope="col" class="text">what it means</th>
       ${advise && html`<th scope="col" class="text">what would help</th>`}</tr></thead>
-    <tbody>${rows.map(({ key, label, about, change }) => html`<tr key=${key} data-cause=${key} data-seconds=${causes[key]}>
+    <tbody>${rows.map(
+      ({
+        key,
+        label,
+        about,
+        change,
+      }) => html`<tr key=${key} data-cause=${key} data-seconds=${causes[key]}>
       <th scope="row" class="text"><${Key} color=${causeColor(key)} /> ${label}</th>
       <td>${format.seconds(causes[key])}</td><td>${format.share(causes[key] / total)}</td>
       <td class="text prose">${about}</td>
-      ${advise && html`<td class="text prose">${change}</td>`}</tr>`)}
+      ${advise && html`<td class="text prose">${change}</td>`}</tr>`,
+    )}
     <tr class="total"><th scope="row" class="text">all</th><td>${format.seconds(total)}</td>
       <td>${total ? "100 %" : format.NONE}</td><td class="text prose">${finishNote(total)}</td>
       ${advise && html`<td></td>`}</tr></tbody>
@@ -85,6 +106,8 @@ export const Key = ({ color }) => html`<span class="key" aria-hidden="true"
 export function LengthShare({ finishes }) {
   const ended = finishes.stop + finishes.length;
   if (!ended) return html`<span class="muted">${format.NONE}</span>`;
-  return html`<span title=${`${format.count(finishes.length)} of ${format.count(ended)}, ${
-    format.count(finishSum(finishes))} endings in all`}>${format.share(finishes.length / ended)}</span>`;
+  return html`<span
+    title=${`${format.count(finishes.length)} of ${format.count(ended)}, ${format.count(
+      finishSum(finishes),
+    )} endings in all`}>${format.share(finishes.length / ended)}</span>`;
 }

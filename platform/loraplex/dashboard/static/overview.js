@@ -12,7 +12,10 @@ import { rangeOf } from "./router.js";
 export function Overview({ session, route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
-  const data = useData("overview", query, { every: range.refreshSeconds, again: stream.recoveries });
+  const data = useData("overview", query, {
+    every: range.refreshSeconds,
+    again: stream.recoveries,
+  });
   if (!data.data) return html`<${Waiting} data=${data} />`;
   const view = data.data;
   const lasting = stream.alerts?.alerts.filter(({ ended }) => ended == null) ?? [];
@@ -43,15 +46,24 @@ function Now({ live, session }) {
     <${Spread} name="token gap" of=${live.token_gap} limit=${session.slo_token_seconds} />
     <${Tile} name="running" value=${format.count(live.running)}
       more=${engine && `of ${format.count(engine.max_running)} seats`} />
-    <${Tile} name="waiting" value=${format.count(live.waiting)} more=${html`<${WaitingFor} by=${live.waiting_by_cause} />`} />
-    ${engine && html`
-      <${Tile} name="KV blocks" value=${format.share(part(engine.kv_blocks_used, engine.kv_blocks_total))}
-        more=${`${format.count(engine.kv_blocks_used)} of ${format.count(engine.kv_blocks_total)}, prefix hits ${
-          format.share(engine.prefix_hit_share)}`} />
+    <${Tile} name="waiting" value=${format.count(live.waiting)} more=${html`<${WaitingFor}
+      by=${live.waiting_by_cause} />`} />
+    ${
+      engine &&
+      html`
+      <${Tile} name="KV blocks"
+        value=${format.share(part(engine.kv_blocks_used, engine.kv_blocks_total))}
+        more=${`${format.count(engine.kv_blocks_used)} of ${format.count(engine.kv_blocks_total)}, prefix hits ${format.share(
+          engine.prefix_hit_share,
+        )}`} />
       <${Tile} name="slots" value=${`${engine.slots_used} of ${engine.slots_total}`}
-        more=${`step ${format.seconds(engine.step_seconds.p50)}, p99 ${format.seconds(engine.step_seconds.p99)}`} />`}
-    ${live.missed_records > 0 && html`<${Tile} name="records missed" value=${format.count(live.missed_records)}
-      more="the figures lack them" />`}
+        more=${`step ${format.seconds(engine.step_seconds.p50)}, p99 ${format.seconds(engine.step_seconds.p99)}`} />`
+    }
+    ${
+      live.missed_records > 0 &&
+      html`<${Tile} name="records missed" value=${format.count(live.missed_records)}
+      more="the figures lack them" />`
+    }
   </dl>`;
 }
 
@@ -62,32 +74,42 @@ const Tile = ({ name, value, more }) => html`<div class="tile"><dt>${name}</dt>
 function Spread({ name, of, limit }) {
   const late = of.p95 != null && of.p95 > limit;
   return html`<div class="tile"><dt>${name}, p95</dt>
-    <dd class=${late ? "value late" : "value"}>${format.seconds(of.p95)}${late
-      ? html`<span class="hidden"> over the target</span>` : ""}</dd>
+    <dd class=${late ? "value late" : "value"}>${format.seconds(of.p95)}${
+      late ? html`<span class="hidden"> over the target</span>` : ""
+    }</dd>
     <dd class="more">p50 ${format.seconds(of.p50)}, p99 ${format.seconds(of.p99)}</dd></div>`;
 }
 
 function WaitingFor({ by }) {
   const waiting = CAUSES.filter(({ key }) => by[key]);
   if (!waiting.length) return "nobody";
-  return waiting.map(({ key, label }) => html`<span class="pair"><${Key} color=${causeColor(key)} />${label} ${by[key]} </span>`);
+  return waiting.map(
+    ({ key, label }) =>
+      html`<span class="pair"><${Key} color=${causeColor(key)} />${label} ${by[key]} </span>`,
+  );
 }
 
 const part = (used, total) => (total ? used / total : null);
+
+const FILLED = { color: "--line", width: 2, fill: "22" };
 
 function Charts({ view, query, session }) {
   const x = view.window.times;
   const csv = (table) => ({ table, query });
   return html`
-    <${Chart} title="Queue time by cause" about="seconds waited by the requests that ended, per bucket" unit="s" stacked
-      double x=${x} csv=${csv("causes")} series=${causeSeries(view.causes)} empty="No request waited." />
+    <${Chart} title="Queue time by cause"
+      about="seconds waited by the requests that ended, per bucket" unit="s" stacked
+      double x=${x} csv=${csv("causes")} series=${causeSeries(view.causes)}
+        empty="No request waited." />
     <${Chart} title="Tokens" unit="per_second" x=${x} csv=${csv("throughput")} series=${[
       { label: "output", values: view.output_tokens_rate, color: "--line", width: 2 },
       { label: "prompt", values: view.prompt_tokens_rate, color: "--line-2", dash: [6, 3] },
     ]} />
-    <${Chart} title="Time to first token" about=${`target ${format.seconds(session.slo_ttft_seconds)}`} unit="s" x=${x}
+    <${Chart} title="Time to first token"
+      about=${`target ${format.seconds(session.slo_ttft_seconds)}`} unit="s" x=${x}
       csv=${csv("latency")} series=${percentileSeries(view.ttft)} />
-    <${Chart} title="Token gap" about=${`target ${format.seconds(session.slo_token_seconds)}`} unit="s" x=${x}
+    <${Chart} title="Token gap" about=${`target ${format.seconds(session.slo_token_seconds)}`}
+      unit="s" x=${x}
       csv=${csv("latency")} series=${percentileSeries(view.token_gap, "--line-2")} />
     <${Chart} title="Requests" unit="per_second" x=${x} csv=${csv("throughput")} series=${[
       { label: "ended", values: view.requests_rate, color: "--line-2", dash: [6, 3] },
@@ -97,34 +119,45 @@ function Charts({ view, query, session }) {
       { label: "running", values: view.running, color: "--line", width: 2 },
       { label: "waiting", values: view.waiting, color: "--line-2", dash: [6, 3] },
     ]} />
-    ${session.is_admin && html`<${Chart} title="KV blocks in use" unit="share" x=${x} csv=${csv("load")}
-      series=${[{ label: "used", values: view.kv_share, color: "--line", width: 2, fill: "22" }]} />
+    ${
+      session.is_admin &&
+      html`<${Chart} title="KV blocks in use" unit="share" x=${x} csv=${csv("load")}
+      series=${[{ label: "used", values: view.kv_share, ...FILLED }]} />
     <${Chart} title="Slots in use" unit="mean" x=${x} csv=${csv("load")}
-      series=${[{ label: "used", values: view.slots_used, color: "--line", width: 2, fill: "22" }]} />`}`;
+      series=${[{ label: "used", values: view.slots_used, ...FILLED }]} />`
+    }`;
 }
 
 /** The six causes as series, in their fixed order. */
-export const causeSeries = (columns) => CAUSES.map(({ key, label }) => (
-  { label, values: columns[key], color: causeColor(key) }));
+export const causeSeries = (columns) =>
+  CAUSES.map(({ key, label }) => ({ label, values: columns[key], color: causeColor(key) }));
 
 function Sums({ totals }) {
   const refused = Object.entries(totals.refusals).sort((a, b) => b[1] - a[1]);
+  const good = part(totals.good_requests, totals.requests);
+  const cached = part(totals.cached_tokens, totals.prompt_tokens);
   const rows = [
     ["requests", format.count(totals.requests)],
-    ["within both targets", `${format.count(totals.good_requests)} (${format.share(part(totals.good_requests, totals.requests))})`],
+    ["within both targets", `${format.count(totals.good_requests)} (${format.share(good)})`],
     ["queue time, p50 / p95 / p99", spread(totals.queue)],
     ["first token, p50 / p95 / p99", spread(totals.ttft)],
     ["token gap, p50 / p95 / p99", spread(totals.token_gap)],
     ["end to end, p50 / p95 / p99", spread(totals.end_to_end)],
-    ["prompt tokens", `${format.count(totals.prompt_tokens)}, ${format.share(part(totals.cached_tokens, totals.prompt_tokens))} cached`],
+    ["prompt tokens", `${format.count(totals.prompt_tokens)}, ${format.share(cached)} cached`],
     ["output tokens", format.count(totals.output_tokens)],
     ["preemptions", format.count(totals.preemptions)],
     ["endings", html`<${FinishBar} finishes=${totals.finishes} />`],
-    ["refused", refused.length ? refused.map(([code, n]) => `${code} ${format.count(n)}`).join(", ") : "none"],
+    [
+      "refused",
+      refused.length ? refused.map(([code, n]) => `${code} ${format.count(n)}`).join(", ") : "none",
+    ],
   ];
   return html`<${Panel} title="Sums over the range"><table class="figures sums">
     <caption class="hidden">Sums over the range</caption>
-    <tbody>${rows.map(([name, value]) => html`<tr><th scope="row" class="text">${name}</th><td>${value}</td></tr>`)}</tbody>
+    <tbody>${rows.map(
+      ([name, value]) => html`<tr><th scope="row" class="text">${name}</th>
+      <td>${value}</td></tr>`,
+    )}</tbody>
   </table><//>`;
 }
 

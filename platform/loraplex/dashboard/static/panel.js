@@ -7,19 +7,27 @@ import * as format from "./format.js";
 export function Panel({ title, about, csv, table, wide, double, children, tools }) {
   const [asTable, setAsTable] = useState(false);
   const id = `panel-${title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
-  return html`<section class=${`panel ${wide ? "wide" : double ? "double" : ""}`} aria-labelledby=${id}>
+  return html`<section class=${`panel ${wide ? "wide" : double ? "double" : ""}`}
+    aria-labelledby=${id}>
     <header>
       <h2 id=${id}>${title}</h2>
       ${about && html`<p class="about">${about}</p>`}
       <div class="tools">
         ${tools}
-        ${table && html`<button type="button" class="quiet" aria-pressed=${String(asTable)}
-          aria-label=${`${title} as a table`} onClick=${() => setAsTable(!asTable)}>table</button>`}
+        ${
+          table &&
+          html`<button type="button" class="quiet" aria-pressed=${String(asTable)}
+          aria-label=${`${title} as a table`} onClick=${() => setAsTable(!asTable)}>table</button>`
+        }
         ${csv && html`<${CsvLink} title=${title} ...${csv} />`}
       </div>
     </header>
-    ${asTable ? html`<div class="scroll" tabindex="0" role="region" aria-label=${`${title}, table`}>
-      ${table()}</div>` : children}
+    ${
+      asTable
+        ? html`<div class="scroll" tabindex="0" role="region" aria-label=${`${title}, table`}>
+      ${table()}</div>`
+        : children
+    }
   </section>`;
 }
 
@@ -70,10 +78,16 @@ export function Figures({ caption, columns, rows, empty = "Nothing in this range
   if (!rows.length) return html`<p class="notice">${empty}</p>`;
   return html`<table class="figures">
     <caption class="hidden">${caption}</caption>
-    <thead><tr>${columns.map(({ label, text }) =>
-      html`<th scope="col" class=${text ? "text" : ""}>${label}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map(({ cell, text, head }) => head
-      ? html`<th scope="row" class="text">${cell(row)}</th>`
-      : html`<td class=${text ? "text" : ""}>${cell(row)}</td>`)}</tr>`)}</tbody>
+    <thead><tr>${columns.map(
+      ({ label, text }) => html`<th scope="col" class=${text ? "text" : ""}>${label}</th>`,
+    )}</tr></thead>
+    <tbody>${rows.map(
+      (row) =>
+        html`<tr>${columns.map(({ cell, text, head }) =>
+          head
+            ? html`<th scope="row" class="text">${cell(row)}</th>`
+            : html`<td class=${text ? "text" : ""}>${cell(row)}</td>`,
+        )}</tr>`,
+    )}</tbody>
   </table>`;
 }

@@ -8,7 +8,7 @@ export const RANGES = [
   { key: "24h", label: "24 h", refreshSeconds: 60 },
 ];
 
-/** The location as `{ parts, query }`; `parts` are the decoded pieces of the path below the root. */
+/** The location as `{ parts, query }`; `parts` are the decoded pieces of the path below root. */
 export function readRoute() {
   const parts = location.pathname.slice(ROOT.length).split("/").filter(Boolean);
   return {

@@ -1,4 +1,4 @@
-// A lane a slot, a bar for each stay of an adapter: full while resident, hatched on its way in or out.
+// A lane a slot, a bar for each stay of an adapter: hatched on its way in and out.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { adapterColor, adapterLabel } from "./causes.js";
 import * as format from "./format.js";
@@ -7,7 +7,12 @@ const LANE = 22;
 const LEFT = 34;
 const AXIS = 20;
 const LETTER = 6.2;
-const KINDS = { resident: "resident", loading: "loading", reserved: "reserved", draining: "draining" };
+const KINDS = {
+  resident: "resident",
+  loading: "loading",
+  reserved: "reserved",
+  draining: "draining",
+};
 const STEPS = [5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400];
 
 export function SlotTimeline({ view }) {
@@ -15,50 +20,90 @@ export function SlotTimeline({ view }) {
   const { start, end } = view.window;
   const lanes = Math.max(view.slots_total, ...view.spans.map(({ slot }) => slot + 1));
   const height = lanes * LANE + AXIS;
-  const at = (time) => LEFT + ((Math.min(Math.max(time, start), end) - start) / (end - start)) * (width - LEFT - 1);
+  const at = (time) =>
+    LEFT + ((Math.min(Math.max(time, start), end) - start) / (end - start)) * (width - LEFT - 1);
   const seen = view.spans.filter((span) => (span.end ?? end) > start && span.slot != null);
+  const marks = view.marks.filter((mark) => mark.kind !== "loaded" && mark.at >= start);
   if (!lanes) return html`<p class="notice">This engine has no adapter slots.</p>`;
-  return html`<div ref=${box} class="lanes">${width > 0 && html`
-    <svg width=${width} height=${height} role="img" aria-label=${`${lanes} slots, ${seen.length} stays. All of them: the button “table”.`}>
-      <defs>${["loading", "reserved", "draining"].map((kind) => html`<${Hatch} kind=${kind} />`)}</defs>
-      ${ticks(start, end, width).map((time) => html`<g class="tick" key=${time}><line x1=${at(time)} x2=${at(time)} y1="0" y2=${lanes * LANE} />
-        <text x=${at(time)} y=${height - 5} text-anchor="middle">${label(time, end - start)}</text></g>`)}
-      ${Array.from({ length: lanes }, (_, slot) => html`<g key=${slot} class="lane"><text x="0" y=${slot * LANE + 15}>${slot}</text>
-        <line x1=${LEFT} x2=${width} y1=${(slot + 1) * LANE - 0.5} y2=${(slot + 1) * LANE - 0.5} /></g>`)}
-      ${seen.map((span) => html`<${Stay} key=${`${span.slot} ${span.start} ${span.kind}`} span=${span} left=${at(span.start)} right=${at(span.end ?? end)} end=${end} />`)}
-      ${view.marks.filter((mark) => mark.kind !== "loaded" && mark.at >= start).map((mark) => html`<${Mark} key=${`${mark.slot} ${mark.at}`} mark=${mark} x=${at(mark.at)} />`)}
-    </svg>`}
+  return html`<div ref=${box} class="lanes">${
+    width > 0 &&
+    html`
+    <svg width=${width} height=${height} role="img"
+      aria-label=${`${lanes} slots, ${seen.length} stays. All of them: the button “table”.`}>
+      <defs>${["loading", "reserved", "draining"].map(
+        (kind) => html`<${Hatch}
+        kind=${kind} />`,
+      )}</defs>
+      ${ticks(start, end, width).map(
+        (time) => html`<g class="tick" key=${time}>
+          <line x1=${at(time)} x2=${at(time)} y1="0" y2=${lanes * LANE} />
+        <text x=${at(time)} y=${height - 5} text-anchor="middle">${label(time, end - start)}</text>
+          </g>`,
+      )}
+      ${Array.from(
+        { length: lanes },
+        (
+          _,
+          slot,
+        ) => html`<g key=${slot} class="lane"><text x="0" y=${slot * LANE + 15}>${slot}</text>
+        <line x1=${LEFT} x2=${width} y1=${(slot + 1) * LANE - 0.5} y2=${(slot + 1) * LANE - 0.5} />
+          </g>`,
+      )}
+      ${seen.map(
+        (span) => html`<${Stay} key=${`${span.slot} ${span.start} ${span.kind}`}
+        span=${span} left=${at(span.start)} right=${at(span.end ?? end)} end=${end} />`,
+      )}
+      ${marks.map((mark) => html`<${Mark} key=${`${mark.slot} ${mark.at}`} mark=${mark} x=${at(mark.at)} />`)}
+    </svg>`
+  }
     <p class="legend">
-      <span class="pair"><svg width="14" height="10" aria-hidden="true"><rect class="key-plain" width="14" height="10" /></svg> resident, one colour an adapter</span>
-      ${["loading", "reserved", "draining"].map((kind) => html`<span class="pair"><svg width="14" height="10" aria-hidden="true"><rect
-        class="key-plain" width="14" height="10" /><rect width="14" height="10" fill=${`url(#hatch-${kind})`} /></svg> ${KINDS[kind]}</span>`)}
-      <span class="pair"><svg width="8" height="10" aria-hidden="true"><line class="evicted" x1="4" x2="4" y1="0" y2="10" /></svg> evicted</span>
+      <span class="pair"><svg width="14" height="10" aria-hidden="true"><rect class="key-plain"
+        width="14" height="10" /></svg> resident, one colour an adapter</span>
+      ${["loading", "reserved", "draining"].map(
+        (kind) => html`<span class="pair"><svg width="14" height="10" aria-hidden="true"><rect
+        class="key-plain" width="14" height="10" /><rect width="14" height="10"
+          fill=${`url(#hatch-${kind})`} /></svg> ${KINDS[kind]}</span>`,
+      )}
+      <span class="pair"><svg width="8" height="10" aria-hidden="true"><line
+        class="evicted" x1="4" x2="4" y1="0" y2="10" /></svg> evicted</span>
     </p></div>`;
 }
 
 function Stay({ span, left, right, end }) {
   const y = span.slot * LANE + 2;
   const width = Math.max(1, right - left);
-  const name = adapterLabel(span.tenant, span.adapter) + (span.version != null ? `@${span.version}` : "");
+  const name =
+    adapterLabel(span.tenant, span.adapter) + (span.version != null ? `@${span.version}` : "");
   const short = span.adapter ?? "others";
-  const fits = width > 8 + LETTER * name.length ? name : width > 8 + LETTER * short.length ? short : null;
+  const fits =
+    width > 8 + LETTER * name.length ? name : width > 8 + LETTER * short.length ? short : null;
   const said = `slot ${span.slot}: ${name} ${KINDS[span.kind]} from ${format.time(span.start)} ${
-    span.end == null ? "until now" : `to ${format.time(span.end)}`}, ${format.seconds((span.end ?? end) - span.start)}`;
+    span.end == null ? "until now" : `to ${format.time(span.end)}`
+  }, ${format.seconds((span.end ?? end) - span.start)}`;
   return html`<g class="stay"><title>${said}</title>
-    <rect x=${left} y=${y} width=${width} height=${LANE - 4} style=${{ fill: `var(${adapterColor(span.tenant, span.adapter)})` }} />
-    ${span.kind !== "resident" && html`<rect x=${left} y=${y} width=${width} height=${LANE - 4} fill=${`url(#hatch-${span.kind})`} />`}
+    <rect x=${left} y=${y} width=${width} height=${LANE - 4}
+      style=${{ fill: `var(${adapterColor(span.tenant, span.adapter)})` }} />
+    ${
+      span.kind !== "resident" &&
+      html`<rect x=${left} y=${y} width=${width} height=${LANE - 4}
+      fill=${`url(#hatch-${span.kind})`} />`
+    }
     ${fits && html`<text x=${left + 4} y=${y + 13}>${fits}</text>`}</g>`;
 }
 
 function Mark({ mark, x }) {
-  const said = `slot ${mark.slot}: ${adapterLabel(mark.tenant, mark.adapter)} ${mark.kind} at ${format.time(mark.at)}`;
-  return html`<line class=${mark.kind} x1=${x} x2=${x} y1=${mark.slot * LANE + 1} y2=${mark.slot * LANE + LANE - 1}><title>${said}</title></line>`;
+  const name = adapterLabel(mark.tenant, mark.adapter);
+  const said = `slot ${mark.slot}: ${name} ${mark.kind} at ${format.time(mark.at)}`;
+  return html`<line
+    class=${mark.kind} x1=${x} x2=${x} y1=${mark.slot * LANE + 1} y2=${mark.slot * LANE + LANE - 1}>
+      <title>${said}</title></line>`;
 }
 
 /** Lines that lean right while loading, left while draining, and cross while reserved. */
 function Hatch({ kind }) {
   const paths = { loading: "M-1 7L7 -1", draining: "M-1 -1L7 7", reserved: "M0 3H6M3 0V6" };
-  return html`<pattern id=${`hatch-${kind}`} width="6" height="6" patternUnits="userSpaceOnUse"><path class="hatch" d=${paths[kind]} /></pattern>`;
+  return html`<pattern id=${`hatch-${kind}`} width="6" height="6" patternUnits="userSpaceOnUse">
+    <path class="hatch" d=${paths[kind]} /></pattern>`;
 }
 
 function ticks(start, end, width) {

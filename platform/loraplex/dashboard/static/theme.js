@@ -1,3 +1,11 @@
-// Runs before the first paint: the theme that was chosen here, else the system's.
-const chosen = localStorage.getItem("loraplex-theme");
-if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+// Runs before the first paint, and whenever a theme is chosen: the chosen one, else the system's.
+{
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const apply = () => {
+    const chosen = localStorage.getItem("loraplex-theme");
+    document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
+  };
+  apply();
+  addEventListener("loraplex-theme", apply);
+  system.addEventListener("change", () => dispatchEvent(new Event("loraplex-theme")));
+}
