@@ -40,10 +40,13 @@ struct RowState {
     float sums[ROWS_AT_ONCE][MAX_CHANNELS];
 };
 
-// Blocks lie anywhere in memory, so each step fetches what the next one reads: here a tile's values.
+// Blocks lie anywhere in memory, so a tile's scores fetch the keys of the next one, and its sums the
+// values. Into the second-level cache: more such fetches can be under way than into the first.
+INLINE void fetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+
 template <int ROWS, int BLOCKS, class W>
 TARGET static void score_blocks(
-    float (*scores)[TILE], const W* queries, int64_t words, const W* const* keys, const W* const* values) {
+    float (*scores)[TILE], const W* queries, int64_t words, const W* const* keys, const W* const* keys_after) {
     constexpr int VECS = BLOCK / LANES;
     F acc[ROWS][BLOCKS * VECS];
     clear<ROWS * BLOCKS * VECS>(&acc[0][0]);
@@ -51,7 +54,7 @@ TARGET static void score_blocks(
         decltype(load_word(queries)) word[BLOCKS * VECS];
         UNROLL for (int v = 0; v < BLOCKS * VECS; v++)
             word[v] = load_word(keys[v / VECS] + i * BLOCK + v % VECS * LANES);
-        UNROLL for (int b = 0; b < BLOCKS; b++) __builtin_prefetch(values[b] + i * BLOCK);
+        UNROLL for (int b = 0; b < BLOCKS; b++) fetch(keys_after[b] + i * BLOCK);
         UNROLL for (int r = 0; r < ROWS; r++)
             UNROLL for (int v = 0; v < BLOCKS * VECS; v++)
                 acc[r][v] = multiply_add(acc[r][v], word[v], queries[r * words + i]);
@@ -91,12 +94,11 @@ INLINE void weigh_row(const AttendArgs& t, RowState<W>& state, int r, int64_t po
     state.largest[r] = after;
 }
 
-// sums = decay * sums + weights * values, for VECS vectors of channels from `channel` on; fetches
-// as many words of `next`, the next tile's keys.
+// sums = decay * sums + weights * values, for VECS vectors of channels from `channel` on.
 template <int ROWS, int VECS, class W>
 INLINE void add_values(
     RowState<W>& state, const W* const* values, int num_blocks, int64_t channels, int64_t channel,
-    const W* const* next) {
+    const W* const* values_after) {
     constexpr int WORDS = BLOCK / RowState<W>::PER;
     F acc[ROWS][VECS];
     UNROLL for (int r = 0; r < ROWS; r++)
@@ -104,10 +106,9 @@ INLINE void add_values(
             acc[r][v] = load(&state.sums[r][channel + v * LANES]) * splat(state.decay[r]);
     for (int block = 0; block < num_blocks; block++) {
         const W* words = values[block] + channel;
-        const W* to_fetch = next[block] + channel * WORDS;
+        const W* to_fetch = values_after[block] + channel;
         for (int i = 0; i < WORDS; i++, words += channels) {
-            UNROLL for (int v = 0; v < VECS; v += BLOCK / LANES)
-                __builtin_prefetch(to_fetch + i * VECS * LANES + v * LANES);
+            UNROLL for (int v = 0; v < VECS; v++) fetch(to_fetch + i * channels + v * LANES);
             decltype(load_word(words)) word[VECS];
             UNROLL for (int v = 0; v < VECS; v++) word[v] = load_word(words + v * LANES);
             UNROLL for (int r = 0; r < ROWS; r++)
@@ -126,6 +127,7 @@ TARGET static void attend_rows(const AttendArgs& t, int first_row) {
     constexpr int BLOCKS = LANES == 16 ? (ROWS <= 4 ? 4 : 2) : 1;
     constexpr int VECS = LANES == 16 && ROWS <= 4 ? 4 : 2;
     const int64_t channels = t.channels, words = channels / State::PER, block_words = BLOCK * words;
+    const int64_t values_from_keys = (const W*)t.values - (const W*)t.keys;
     const W* queries = (const W*)t.queries + first_row * words;
     const int64_t* positions = t.positions + first_row;
 
@@ -143,29 +145,31 @@ TARGET static void attend_rows(const AttendArgs& t, int first_row) {
         const int64_t first = tile * TILE;
         const int64_t last_block = (newest < first + TILE ? newest : first + TILE - 1) / BLOCK;
         const int num_blocks = (int)(last_block - first / BLOCK + 1);
-        const W *keys[TILE / BLOCK], *values[TILE / BLOCK], *next[TILE / BLOCK];
+        const W *keys[TILE / BLOCK], *values[TILE / BLOCK];
+        const W *keys_after[TILE / BLOCK], *values_after[TILE / BLOCK];
         for (int b = 0; b < TILE / BLOCK; b++) {
             // Past the end of the sequence scores are hidden, whatever was read.
             const int64_t here = first / BLOCK + (b < num_blocks ? b : 0), ahead = here + TILE / BLOCK;
             keys[b] = (const W*)t.keys + t.blocks[here] * block_words;
-            values[b] = (const W*)t.values + t.blocks[here] * block_words;
+            values[b] = keys[b] + values_from_keys;
             if (ahead <= newest / BLOCK)
-                next[b] = (const W*)t.keys + t.blocks[ahead] * block_words;
+                keys_after[b] = (const W*)t.keys + t.blocks[ahead] * block_words;
             else if (tile == newest / TILE && t.keys_after != nullptr && begin * TILE / BLOCK + b <= newest / BLOCK)
-                next[b] = (const W*)t.keys_after + t.blocks[begin * TILE / BLOCK + b] * block_words;
+                keys_after[b] = (const W*)t.keys_after + t.blocks[begin * TILE / BLOCK + b] * block_words;
             else
-                next[b] = keys[b];
+                keys_after[b] = keys[b];
+            values_after[b] = keys_after[b] + values_from_keys;
         }
         for (int b = 0; b < TILE / BLOCK; b += BLOCKS) {
             float (*scores)[TILE] = (float (*)[TILE])(&state.scores[0][b * BLOCK]);
-            score_blocks<ROWS, BLOCKS>(scores, queries, words, keys + b, values + b);
+            score_blocks<ROWS, BLOCKS>(scores, queries, words, keys + b, keys_after + b);
         }
         for (int r = 0; r < ROWS; r++) weigh_row(t, state, r, positions[r], first);
         int64_t c = 0;
         for (; c + VECS * LANES <= channels; c += VECS * LANES)
-            add_values<ROWS, VECS>(state, values, num_blocks, channels, c, next);
+            add_values<ROWS, VECS>(state, values, num_blocks, channels, c, values_after);
         for (; c < channels; c += LANES)
-            add_values<ROWS, 1>(state, values, num_blocks, channels, c, next);
+            add_values<ROWS, 1>(state, values, num_blocks, channels, c, values_after);
     }
     for (int r = 0; r < ROWS; r++) {
         E* out = (E*)t.out[first_row + r];
