@@ -15,6 +15,7 @@ from adapter_store.peft_format import Binding, InspectedAdapter, inspect_adapter
 from engine.base_weights import adapted_row_norms, read_base_bias
 from engine.errors import AdapterUnavailable
 from engine.models.projections import (
+    OUTPUT_PROJECTION,
     SPLIT_PROJECTIONS,
     LayerProjections,
     ProjectionKey,
@@ -22,8 +23,10 @@ from engine.models.projections import (
     iter_projections,
     module_path,
 )
-from lora_kernels import ColumnAffine, CpuKernels, EmbeddingLora, LoraSlice
-from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuWeights
+from engine.quantization.scheme import Scheme
+from lora_kernels import ColumnAffine, EmbeddingLora, LoraSlice
+from lora_kernels.cpu_kernels import TORCH_KERNELS
+from lora_kernels.device_kernels import Kernels, Weights
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -36,12 +39,21 @@ class AdapterWeights:
     digest: str
     rank: int
     """The largest over its modules."""
-    projections: Mapping[ProjectionKey, CpuWeights]
+    projections: Mapping[ProjectionKey, Weights]
     """Only those that the adapter has weights for."""
     nbytes: int
     affines: Mapping[ProjectionKey, ColumnAffine] = field(default_factory=dict[Any, Any])
     """Of projections that DoRA or trained biases change beside."""
     embedding: EmbeddingLora | None = None
+
+    @property
+    def is_uncommon(self) -> bool:
+        """Whether it changes more than the layers' projections by a low rank."""
+        return (
+            bool(self.affines)
+            or self.embedding is not None
+            or OUTPUT_PROJECTION in self.projections
+        )
 
 
 def load_adapter(
@@ -52,13 +64,14 @@ def load_adapter(
     max_rank: int,
     dtype: torch.dtype,
     projections: LayerProjections = SPLIT_PROJECTIONS,
-    kernels: CpuKernels = TORCH_KERNELS,
+    kernels: Kernels = TORCH_KERNELS,
+    scheme: Scheme | None = None,
 ) -> AdapterWeights:
     """Read an adapter's folder; safe on any thread.
 
     The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
     Values are rounded to `dtype`, and fused into `projections` for `kernels`: all three the
-    model's. Raises AdapterUnavailable.
+    model's. `scheme` is how the base is quantised. Raises AdapterUnavailable.
     """
     weights_file = folder / WEIGHTS_FILE
     try:
@@ -67,7 +80,7 @@ def load_adapter(
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
         with safe_open(weights_file, "pt") as file:
-            source = _Source(inspected, file, base, dtype)
+            source = _Source(inspected, file, base, dtype, scheme)
             slots = list(iter_projections(base.num_layers, projections))
             embedding = source.embedding()
             fused = {
@@ -99,13 +112,19 @@ class _Source:
     """Reads an adapter's tensors for one projection after the other."""
 
     def __init__(
-        self, inspected: InspectedAdapter, file: Any, base: BaseModel, dtype: torch.dtype
+        self,
+        inspected: InspectedAdapter,
+        file: Any,
+        base: BaseModel,
+        dtype: torch.dtype,
+        scheme: Scheme | None,
     ) -> None:
         self._bindings = {binding.module: binding for binding in inspected.bindings}
         self._biases = inspected.biases
         self._file = file
         self._base = base
         self._dtype = dtype
+        self._scheme = scheme
         self._taken: set[str] = set()
 
     def slices(self, key: ProjectionKey, spec: ProjectionSpec) -> list[LoraSlice | None]:
@@ -151,7 +170,9 @@ class _Source:
         magnitude_key = None if binding is None else binding.magnitude_key
         scale = shift = None
         if binding is not None and magnitude_key is not None:
-            norms = adapted_row_norms(self._base, module, self._read(binding), self._dtype)
+            # The output layer is never quantised.
+            scheme = self._scheme if module in self._base.linears else None
+            norms = adapted_row_norms(self._base, module, self._read(binding), self._dtype, scheme)
             scale = self._vector(magnitude_key) / norms
         if scale is not None or bias_key is not None:
             base_bias = read_base_bias(self._base, module, self._dtype)

@@ -7,6 +7,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from adapter_store.base_model import BaseModel
+from engine.quantization.scheme import Scheme
 from lora_kernels import LoraSlice
 
 _CHUNK_ROWS = 4096
@@ -22,17 +23,25 @@ def read_base_bias(base: BaseModel, module: str, dtype: torch.dtype) -> Tensor |
     return bias.to(dtype).to(torch.float32)
 
 
-def adapted_row_norms(base: BaseModel, module: str, part: LoraSlice, dtype: torch.dtype) -> Tensor:
+def adapted_row_norms(
+    base: BaseModel,
+    module: str,
+    part: LoraSlice,
+    dtype: torch.dtype,
+    scheme: Scheme | None = None,
+) -> Tensor:
     """[out_features] float32: the norm of each row of ``W + scaling * B @ A``.
 
     What DoRA (arXiv:2402.09353) divides by. W, A and B are rounded to `dtype` as the model has
-    them; W is read in chunks.
+    them, and W is quantised where it is in the model; W is read in chunks otherwise.
     """
     name = f"{module}.weight"
     a, b = (tensor.to(dtype).to(torch.float32) for tensor in (part.a, part.b))
     norms: list[Tensor] = []
     with safe_open(base.tensors[name].file, "pt") as file:
         rows: Any = file.get_slice(name)
+        if scheme is not None:
+            rows = scheme.dequantized(file.get_tensor(name).to(dtype))
         for start in range(0, b.shape[0], _CHUNK_ROWS):
             stop = min(start + _CHUNK_ROWS, b.shape[0])
             weight: Tensor = rows[start:stop].to(dtype).to(torch.float32)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -13,6 +14,8 @@ from adapter_store.errors import BaseModelError
 from engine.adapter_weights import AdapterWeights, load_adapter
 from engine.attention import AttentionBackend
 from engine.attention_tiles import KV_TILE
+from engine.decode_ladder import DecodeLadder, ladder_sizes
+from engine.device.device import HostDevice
 from engine.errors import ConfigError
 from engine.grammar.grammars import Grammars
 from engine.kv_cache import KVCache, kv_bytes_per_block
@@ -22,13 +25,19 @@ from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.models.projections import LayerProjections
 from engine.ops import DecoderOps, choose_ops
+from engine.quantization.choose import choose_scheme
+from engine.quantization.scheme import Scheme
 from engine.sampling.sampler import Sampler
 from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
 from lora_kernels import CpuKernels, choose_cpu_kernels
+from lora_kernels.device_kernels import Kernels
 from lora_kernels.errors import KernelUnavailable
 
 SamplerFactory = Callable[[int, Sequence[int]], RowSampler]
 """Makes a sampler from the vocabulary's size and the EOS ids."""
+
+if TYPE_CHECKING:
+    from engine.device.device_runner import DeviceRunner
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,7 +46,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class BuiltRunner:
     """A runner and what the engine reports about it."""
 
-    runner: ModelRunner
+    runner: "ModelRunner | DeviceRunner"
     base: BaseModel
     projections: LayerProjections
     eos_token_ids: tuple[int, ...]
@@ -49,7 +58,7 @@ class BuiltRunner:
     dtype: str
     device: str
     max_lora_rank: int
-    kernels: CpuKernels
+    kernels: Kernels
     """The LoRA kernels in use."""
     ops: DecoderOps
     """What the decoder computes with."""
@@ -57,6 +66,8 @@ class BuiltRunner:
     """What keeps a row within its grammar; None where the model has no tokenizer for it."""
     invariance: InvarianceReport | None
     """What the self-test found; None where it was not asked for."""
+    scheme: Scheme | None = None
+    """How the layers' weights are quantised; None: not."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread.
@@ -71,9 +82,10 @@ class BuiltRunner:
             digest,
             self.base,
             max_rank=self.max_lora_rank,
-            dtype=_DTYPES[self.dtype],
+            dtype=getattr(torch, self.dtype),
             projections=self.projections,
             kernels=self.kernels,
+            scheme=self.scheme,
         )
 
 
@@ -92,6 +104,8 @@ def build_runner(
     name: str | None = None,
     make_sampler: SamplerFactory | None = None,
     cpu_kernels: str = "auto",
+    decode_ladder: bool = False,
+    quantization: str | None = None,
 ) -> BuiltRunner:
     """Load a model and build its runner.
 
@@ -100,6 +114,8 @@ def build_runner(
     KV pool allow. `threads` is for torch, process-wide; None keeps torch's own choice. A self-test
     that fails is logged as a warning and reported in `invariance`. `make_sampler` None makes a
     `Sampler`. `cpu_kernels` is a choice of `choose_cpu_kernels`, for LoRA and for all else.
+    With `decode_ladder` decode steps run on static, padded buffers, as on a GPU.
+    `quantization` is one of `choose_scheme`.
 
     Raises ConfigError for a model or a setting that can never work.
     """
@@ -114,6 +130,7 @@ def build_runner(
         base = read_base_model(model_dir, name=name)
     except BaseModelError as error:
         raise ConfigError(str(error)) from error
+    scheme = choose_scheme(quantization, dtype=model_dtype)
     kernels, ops = _choose_kernels(cpu_kernels)
     decoder = load_decoder(
         config,
@@ -123,10 +140,14 @@ def build_runner(
         max_positions=max(length, NUM_POSITIONS),
         ops=ops,
         kernels=kernels,
+        scheme=scheme,
     )
+    # Padding has a block of its own.
+    num_spare = int(decode_ladder)
     kv_cache = _make_kv_cache(
-        config, ops, model_dtype, num_kv_blocks, block_size, max_num_seqs, length
+        config, ops, model_dtype, num_kv_blocks, block_size, max_num_seqs, length, num_spare
     )
+    num_blocks = kv_cache.num_blocks - num_spare
     attention = ops.make_attention(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -143,15 +164,26 @@ def build_runner(
         sampler = Sampler(config.vocab_size, config.eos_token_ids, ops, grammars)
     else:
         sampler = make_sampler(config.vocab_size, config.eos_token_ids)
+    ladder: DecodeLadder | None = None
+    if decode_ladder:
+        ladder = DecodeLadder(
+            decoder,
+            kv_cache,
+            attention,
+            HostDevice(),
+            sizes=ladder_sizes(max_num_seqs),
+            max_blocks=min(-(-length // block_size), num_blocks),
+            padding_block=num_blocks,
+        )
     return BuiltRunner(
-        runner=ModelRunner(decoder, kv_cache, attention, sampler),
+        runner=ModelRunner(decoder, kv_cache, attention, sampler, ladder),
         base=base,
         projections=config.projections,
         eos_token_ids=config.eos_token_ids,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
-        max_model_len=min(length, kv_cache.num_blocks * block_size),
-        num_kv_blocks=kv_cache.num_blocks,
+        max_model_len=min(length, num_blocks * block_size),
+        num_kv_blocks=num_blocks,
         dtype=str(model_dtype).removeprefix("torch."),
         device="cpu",
         max_lora_rank=max_lora_rank,
@@ -159,6 +191,7 @@ def build_runner(
         ops=ops,
         grammars=grammars,
         invariance=_self_test(decoder, attention) if self_test else None,
+        scheme=scheme,
     )
 
 
@@ -191,6 +224,7 @@ def _make_kv_cache(
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
+    num_spare: int,
 ) -> KVCache:
     bytes_per_block = kv_bytes_per_block(
         num_layers=config.num_layers,
@@ -213,7 +247,7 @@ def _make_kv_cache(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks + num_spare,
         block_size=block_size,
         dtype=dtype,
     )

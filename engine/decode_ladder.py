@@ -8,7 +8,7 @@ adapters of the embedding, of the output layer, with DoRA or trained biases) run
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,16 +41,6 @@ def ladder_sizes(max_num_seqs: int) -> tuple[int, ...]:
         *range(_MIDDLE_UP_TO, max_num_seqs, _COARSE),
     ]
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
-
-
-@dataclass(frozen=True, slots=True)
-class LadderStep:
-    """A decode step that was queued."""
-
-    logits: Tensor
-    """[rows, vocab_size], valid until the next step."""
-    order: tuple[int, ...]
-    """For each row of `logits`, its index in the scheduled batch."""
 
 
 class DecodeLadder:
@@ -119,14 +109,16 @@ class DecodeLadder:
             for row in rows
         )
 
-    def run(
+    def prepare(
         self,
         rows: Sequence[ScheduledRow],
         drawn: Callable[[Tensor, tuple[int, ...]], None] | None = None,
-    ) -> LadderStep:
-        """Queue a step of rows that `takes` allows.
+    ) -> tuple[tuple[int, ...], Callable[[], Tensor]]:
+        """Lay out a step of rows that `takes` allows.
 
         `drawn(token_ids, order)` writes the rows' tokens where the host does not have them yet.
+        Returns the order of the rows, and what queues the forward pass: it returns the logits
+        [rows, vocab_size] in that order, which hold until the next step's.
         """
         rung = self._rungs[bisect_left(self._sizes, len(rows))]
         order = rung.buffers.fill(rows)
@@ -138,8 +130,8 @@ class DecodeLadder:
             self._kv_cache.clear_blocks(self._device.send(fresh))
         if rung.plan is not None:
             rung.plan.update(inputs)
-        logits = self._graph(rung).run()
-        return LadderStep(logits[: len(rows)], order)
+        graph = self._graph(rung)
+        return order, lambda: graph.run()[: len(rows)]
 
     @torch.inference_mode()
     def capture(self) -> int:

@@ -40,10 +40,20 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: as the model was saved."""
+    quantization: Literal["int8", "fp8", "nf4", "int4"] | None = None
+    """Of the layers' weights, at start; needs `loraplex[quantization]`. None: none."""
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
     cpu_kernels: Text = "auto"
     """What computes on CPUs, LoRA and all else: `auto`, `native` (compiled), `torch`."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs; `cuda`: on the first GPU, see docs/gpu.md."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Of all of a GPU's memory, at most; what is left of it is the KV cache."""
+    decode_ladder: bool | None = None
+    """Decode on static, padded buffers, on a GPU in CUDA graphs. None: on a GPU, not on a CPU."""
+    async_scheduling: bool | None = None
+    """Plan a decode step while the one before runs. None: on a GPU, not on a CPU."""
     self_test: bool = True
     """Prove batch invariance on this machine before the socket is bound."""
 
@@ -79,6 +89,22 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hang_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """A step that takes longer hangs: the process ends, to be started anew."""
     log_format: Literal["json", "console"] = "json"
+    slo_ttft_ms: Annotated[float, Meta(gt=0)] = 500.0
+    """The service's objective, by which requests are counted as good: time to first token, and mean
+    time between two tokens."""
+    slo_tpot_ms: Annotated[float, Meta(gt=0)] = 80.0
+    metrics_adapters: Count = 50
+    """Adapters with metrics of their own: those with most traffic. All others share theirs."""
+
+    @property
+    def effective_decode_ladder(self) -> bool:
+        """Whether decode steps run on static buffers."""
+        return self.device != "cpu" if self.decode_ladder is None else self.decode_ladder
+
+    @property
+    def effective_async_scheduling(self) -> bool:
+        """Whether steps are planned while others run."""
+        return self.device != "cpu" if self.async_scheduling is None else self.async_scheduling
 
     @property
     def effective_max_cpu_loras(self) -> int:

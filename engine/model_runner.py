@@ -1,6 +1,6 @@
 """Runs scheduled batches: tensors on this side, decisions on the scheduler's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -89,21 +89,27 @@ class ModelRunner:
     def _run(
         self, rows: Sequence[ScheduledRow], began: float
     ) -> tuple[list[tuple[int, SampledRow]], RunSeconds]:
-        if self._ladder is not None and self._ladder.takes(rows):
-            step = self._ladder.run(rows)
-            sampling = [row for i in step.order if (row := rows[i].sampling) is not None]
-            drawn = self._sampler.sample(step.logits, sampling)
-            return list(zip(step.order, drawn, strict=True))
-        inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)
-        self._kv_cache.clear_blocks(inputs.fresh_blocks)
-        is_metered = any(row.slot is not None for row in rows) and not inputs.token_ids.is_cuda
-        prepared = perf_counter()
+        is_metered = any(row.slot is not None for row in rows)
         if is_metered:
-            self._meter.begin(is_prefill=inputs.num_tokens > len(rows))
-        logits = self._decoder.forward(inputs, self._kv_cache, self._attention)
+            self._meter.begin(is_prefill=any(len(row.token_ids) > 1 for row in rows))
+        if self._ladder is not None and self._ladder.takes(rows):
+            order, compute = self._ladder.prepare(rows)
+        else:
+            order, compute = self._prepare(rows)
+        prepared = perf_counter()
+        logits = compute()
         computed = perf_counter()
         lora = self._meter.end(computed - prepared) if is_metered else 0.0
-        sampling = [row for i in inputs.logit_rows if (row := rows[i].sampling) is not None]
+        sampling = [row for i in order if (row := rows[i].sampling) is not None]
         sampled = self._sampler.sample(logits, sampling) if sampling else []
         seconds = RunSeconds(prepared - began, lora, perf_counter() - computed)
-        return list(zip(inputs.logit_rows, sampled, strict=True)), seconds
+        return list(zip(order, sampled, strict=True)), seconds
+
+    def _prepare(
+        self, rows: Sequence[ScheduledRow]
+    ) -> tuple[tuple[int, ...], Callable[[], Tensor]]:
+        inputs = build_batch_inputs(rows, self._kv_cache.block_size, self._decoder.row_tile)
+        self._kv_cache.clear_blocks(inputs.fresh_blocks)
+        return inputs.logit_rows, lambda: self._decoder.forward(
+            inputs, self._kv_cache, self._attention
+        )

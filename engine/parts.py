@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapter_host import AdapterHost
-from engine.adapter_source import Runner
+from engine.adapter_source import Runner, RunningStep
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
 from engine.messages import EngineInfo
 from engine.residency import Residency
+from engine.scheduled_batch import ScheduledBatch
 from engine.telemetry.recorder import Recorder, RecorderConfig
 from engine.wake_up import WakeUp
 
@@ -42,6 +43,7 @@ class EngineParts:
     info: EngineInfo
     recorder: Recorder
     """What there is to tell to those who watch."""
+    close_runner: Callable[[], None] = lambda: None
 
     @classmethod
     def assemble(
@@ -55,10 +57,12 @@ class EngineParts:
         clock: Callable[[], float] = time.monotonic,
         prepare_grammar: Callable[[str], None] | None = None,
         telemetry: RecorderConfig | None = None,
+        launch: Callable[[ScheduledBatch], RunningStep] | None = None,
+        close_runner: Callable[[], None] = lambda: None,
     ) -> "EngineParts":
         """Join runner, adapters and scheduler; `load_adapter` runs on threads.
 
-        `prepare_grammar` as in `EngineCore`.
+        `prepare_grammar` and `launch` as in `EngineCore`; `close_runner` stops its threads.
         """
         desk = FetchDesk(clock)
         wake = WakeUp()
@@ -81,6 +85,7 @@ class EngineParts:
             vocab_size=info.vocab_size,
             clock=clock,
             prepare_grammar=prepare_grammar,
+            launch=launch,
             recorder=recorder,
         )
         residency = Residency(
@@ -91,9 +96,10 @@ class EngineParts:
             warm_up_seconds=limits.warm_up_seconds,
             clock=clock,
         )
-        return cls(core, host, desk, residency, wake, info, recorder)
+        return cls(core, host, desk, residency, wake, info, recorder, close_runner)
 
     def close(self) -> None:
-        """Stop the reader threads."""
+        """Stop the threads."""
+        self.close_runner()
         self.host.close()
         self.wake.close()

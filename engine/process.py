@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -28,9 +28,11 @@ from engine.messages import EngineInfo
 from engine.parent import die_with_parent
 from engine.parts import AdapterLimits, EngineParts
 from engine.server import EngineServer
+from engine.telemetry.recorder import RecorderConfig
+from engine.telemetry.records import Objective
 
-DEFAULT_MAX_NUM_SEQS = 32
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
+DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = {"cpu": 32, "cuda": 256}
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 256, "cuda": 2048}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,22 +84,9 @@ def build_parts(args: EngineArgs) -> EngineParts:
     _check_folder(Path(args.cache_dir))
     config = scheduler_config(args)
     # Imports torch: settings that cannot work are refused before that takes its seconds.
-    from engine.build_runner import build_runner
+    from engine.build_engine import build_engine
 
-    built = build_runner(
-        Path(args.model_dir),
-        dtype=args.dtype,
-        num_kv_blocks=args.num_kv_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=args.max_model_len,
-        max_loras=config.max_loras,
-        max_lora_rank=args.max_lora_rank,
-        threads=args.num_threads,
-        self_test=args.self_test,
-        name=args.model_name,
-        cpu_kernels=args.cpu_kernels,
-    )
+    built, launch, close_runner = build_engine(args, config)
     limits = AdapterLimits(
         cache_dir=Path(args.cache_dir),
         max_cpu_loras=args.effective_max_cpu_loras,
@@ -122,6 +111,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         max_lora_rank=args.max_lora_rank,
         dtype=built.dtype,
         device=built.device,
+        quantization=args.quantization,
         lora_kernels=built.kernels.name,
         max_cpu_loras=limits.max_cpu_loras,
         cpu_lora_bytes=limits.cpu_lora_bytes,
@@ -133,6 +123,14 @@ def build_parts(args: EngineArgs) -> EngineParts:
         limits=limits,
         info=info,
         prepare_grammar=None if built.grammars is None else built.grammars.prepare,
+        telemetry=RecorderConfig(
+            objective=Objective(
+                ttft=args.slo_ttft_ms / 1000, seconds_per_token=args.slo_tpot_ms / 1000
+            ),
+            max_adapters=args.metrics_adapters,
+        ),
+        launch=launch,
+        close_runner=close_runner,
     )
 
 
@@ -141,13 +139,14 @@ def scheduler_config(args: EngineArgs) -> SchedulerConfig:
 
     Raises `ConfigError`.
     """
-    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[args.device]
     return SchedulerConfig(
         num_kv_blocks=args.num_kv_blocks or 1,
         block_size=args.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=(
-            args.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+            args.max_num_batched_tokens
+            or max(DEFAULT_MAX_NUM_BATCHED_TOKENS[args.device], max_num_seqs)
         ),
         max_loras=args.max_loras,
         max_queue_len=args.max_queue_len,

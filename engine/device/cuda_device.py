@@ -13,7 +13,7 @@ from engine.device.memory_plan import DeviceFacts
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 _WARM_UPS = 2
 """Runs before a capture: Triton compiles in the first, libraries take their workspaces."""
@@ -93,7 +93,7 @@ class CudaDevice:
         return self._aside(after)
 
     @contextmanager
-    def _aside(self, after: Mark) -> "Iterator[None]":
+    def _aside(self, after: Mark) -> "Generator[None]":
         assert isinstance(after, CudaMark)
         torch.cuda.set_device(self.torch_device)  # a thread of its own begins on device 0
         with torch.cuda.stream(self._side):
@@ -120,6 +120,7 @@ class CudaDevice:
 
     def peak_of(self, function: Callable[[], object]) -> int:
         """See `Device.peak_of`."""
+        function()
         torch.cuda.synchronize(self.torch_device)
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(self.torch_device)

@@ -12,6 +12,8 @@ from engine.errors import ConfigError
 
 GRAPH_BYTES = 8 * 2**20
 """Of the driver, for each captured graph; an estimate until a GPU was asked."""
+SPARE_BLOCKS = 2
+"""Of the KV cache: one for padding, one that always reads as zeros."""
 MIB = 2**20
 
 
@@ -55,7 +57,7 @@ class MemoryPlan:
     """What an engine takes."""
 
     num_kv_blocks: int
-    """The scheduler's; the cache has one more, for padding."""
+    """The scheduler's; the cache has `SPARE_BLOCKS` more."""
     lines: tuple[str, ...]
     """The arithmetic, for a person."""
 
@@ -86,12 +88,12 @@ def plan_memory(
     adapters = needs.adapter_rows * needs.adapter_row_bytes
     left = allowed - others - needs.weights - needs.activations - graphs - adapters
     one_sequence = -(-needs.max_model_len // needs.block_size)
-    room = max(0, left) // needs.bytes_per_block - 1
+    room = max(0, left) // needs.bytes_per_block - SPARE_BLOCKS
     blocks = num_kv_blocks or max(0, min(room, needs.max_num_seqs * one_sequence))
     lines = [
         f"memory of {facts.name}: {_size(facts.total)}, of which {_size(facts.free)} are free",
         _line(" ", allowed, "may be used", f"gpu_memory_utilization {utilization:g}"),
-        _line("-", others, "by others", ""),
+        _line("-", others, "others", "other processes, and the driver"),
         _line("-", needs.weights, "weights", ""),
         _line(
             "-",
@@ -110,9 +112,9 @@ def plan_memory(
         _line("=", left, "left", ""),
         _line(
             " ",
-            (blocks + 1) * needs.bytes_per_block,
+            (blocks + SPARE_BLOCKS) * needs.bytes_per_block,
             "KV cache",
-            f"{blocks} blocks of {needs.block_size} and one for padding: "
+            f"{blocks} blocks of {needs.block_size} and {SPARE_BLOCKS} spare: "
             f"{blocks * needs.block_size} tokens, {blocks / one_sequence:.1f} sequences of "
             f"{needs.max_model_len}",
         ),

@@ -14,9 +14,7 @@ from lora_kernels.device_batch import DeviceLoraBatch
 class InputStager:
     """Of one runner: the adapters' batches are its own, and serve one step after another."""
 
-    def __init__(
-        self, device: Device, lora: DeviceLoraBatch, logit_lora: DeviceLoraBatch
-    ) -> None:
+    def __init__(self, device: Device, lora: DeviceLoraBatch, logit_lora: DeviceLoraBatch) -> None:
         """`lora` has room for a step's tokens, `logit_lora` for its rows; neither is static."""
         self._device = device
         self._lora = lora

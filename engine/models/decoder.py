@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from adapter_store.base_model import BaseModel
 from engine.attention import AttentionBackend
 from engine.batch_inputs import BatchInputs
 from engine.kv_cache import KVCache
@@ -21,10 +21,23 @@ from engine.models.projections import (
 )
 from engine.models.rotary import RotaryTable
 from engine.models.weight_reader import WeightReader
-from engine.ops import DecoderOps, LinearOp, RotationOp, TorchOps
+from engine.ops import (
+    DecoderOps,
+    HeadNorms,
+    LinearOp,
+    RotationOp,
+    StoringRotation,
+    TorchOps,
+)
 from engine.padding import padded_rows
-from lora_kernels import CpuKernels, EmbeddingTable, LoraBatch
-from lora_kernels.cpu_kernels import TORCH_KERNELS, CpuTable
+from engine.quantization.scheme import Scheme
+from lora_kernels import EmbeddingTable, LoraBatch
+from lora_kernels.cpu_kernels import TORCH_KERNELS
+from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.device_kernels import Kernels, Table
+
+if TYPE_CHECKING:  # benchmarks make decoders where there is no checkpoint, and no adapter_store
+    from adapter_store.base_model import BaseModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class Decoder:
         lm_head: Projection,
         max_positions: int,
         dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.config = config
         self.ops = ops
@@ -73,7 +87,7 @@ class Decoder:
         self._final_norm = final_norm
         self._lm_head = lm_head
         self._no_adapters = LoraBatch.from_runs([], [])
-        self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions)
+        self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions, device)
         # Rounded as transformers does: the root of 3072 is 55.5 in bfloat16.
         self._embedding_scale = (
             None
@@ -106,7 +120,9 @@ class Decoder:
         ops = self.ops
         plan = attention.plan(inputs, kv_cache)
         rotate = ops.rotation(self._rotary, inputs.positions)
+        storing = rotate if isinstance(rotate, StoringRotation) else None
         eps, activation, lora = self.config.norm_eps, self.config.activation, inputs.lora
+        num_heads, head_dim = self.config.num_heads, self.config.head_dim
         x = self._embedding.take_rows(inputs.token_ids)
         if self.embedding_lora.is_used:
             self.embedding_lora.add_(x, inputs.token_ids, lora)
@@ -118,9 +134,16 @@ class Decoder:
                 normed = ops.norm(x, layer.attention_norm, eps)
             else:
                 normed = ops.add_and_norm_(x, update, layer.attention_norm, eps)
-            query, key, value = self._query_key_value(layer, normed, lora, rotate)
-            tokens = slice(inputs.num_tokens)
-            kv_cache.write(index, key[tokens], value[tokens], inputs.slot_mapping)
+            qkv = layer.qkv(normed, lora)
+            heads = qkv.view(qkv.shape[0], -1, head_dim)
+            if storing is not None:
+                query = storing.store(
+                    heads, num_heads, kv_cache, index, inputs.slot_mapping, self._norms(layer)
+                )
+            else:
+                query, key, value = self._query_key_value(layer, heads, rotate)
+                tokens = slice(inputs.num_tokens)
+                kv_cache.write(index, key[tokens], value[tokens], inputs.slot_mapping)
             attended = attention.attend(query, kv_cache, index, layer.window, plan)
             if index == len(self.layers) - 1:
                 # Nobody reads what else the last layer would make of tokens that do not sample.
@@ -141,12 +164,10 @@ class Decoder:
         return logits if cap is None else _soft_cap(logits, cap)
 
     def _query_key_value(
-        self, layer: DecoderLayer, normed: Tensor, lora: LoraBatch, rotate: RotationOp
+        self, layer: DecoderLayer, heads: Tensor, rotate: RotationOp
     ) -> tuple[Tensor, Tensor, Tensor]:
-        eps, head_dim = self.config.norm_eps, self.config.head_dim
+        eps = self.config.norm_eps
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(normed, lora)
-        heads = qkv.view(qkv.shape[0], -1, head_dim)
         query_key, value = heads.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = query_key.split([num_heads, num_kv_heads], dim=1)
@@ -158,9 +179,14 @@ class Decoder:
         query, key = rotate(query_key).split([num_heads, num_kv_heads], dim=1)
         return query, key, value
 
+    def _norms(self, layer: DecoderLayer) -> HeadNorms | None:
+        if layer.query_norm is None or layer.key_norm is None:
+            return None
+        return HeadNorms(layer.query_norm, layer.key_norm, self.config.norm_eps)
+
     def _only_sampling(
         self, inputs: BatchInputs, x: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor, LoraBatch]:
+    ) -> tuple[Tensor, Tensor, LoraBatch | DeviceLoraBatch]:
         num_logits = len(inputs.logit_slots)
         if num_logits == inputs.num_tokens:
             return x, attended, inputs.lora
@@ -170,36 +196,38 @@ class Decoder:
             torch.index_select(full, 0, inputs.logit_tokens, out=few[:num_logits])
             return few
 
-        return (
-            narrow(x),
-            narrow(attended),
-            LoraBatch.from_runs(inputs.logit_slots, [1] * num_logits),
-        )
+        lora = inputs.logit_lora
+        if lora is None:
+            lora = LoraBatch.from_runs(inputs.logit_slots, [1] * num_logits)
+        return narrow(x), narrow(attended), lora
 
 
 def load_decoder(
     config: DecoderConfig,
-    base: BaseModel,
+    base: "BaseModel",
     *,
     dtype: torch.dtype,
     num_slots: int,
     max_positions: int,
     ops: DecoderOps | None = None,
-    kernels: CpuKernels = TORCH_KERNELS,
+    kernels: Kernels = TORCH_KERNELS,
+    device: torch.device | str = "cpu",
+    scheme: Scheme | None = None,
 ) -> Decoder:
     """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor.
 
-    `ops` compute, by default PyTorch's; `kernels` make the adapter slots.
+    `ops` compute, by default PyTorch's; `kernels` make the adapter slots; both for `device`.
+    `scheme` quantises the layers' linears; embedding, output layer and norms stay as they are.
     """
     ops = ops or TorchOps()
-    with WeightReader(base, dtype) as reader:
+    with WeightReader(base, dtype, device) as reader:
         embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
 
-        def make_table(in_features: int, sizes: tuple[int, ...]) -> CpuTable:
+        def make_table(in_features: int, sizes: tuple[int, ...]) -> Table:
             return kernels.make_table(in_features, sizes, num_slots, dtype)
 
         layers = tuple(
-            _load_layer(config, ops, reader, index, make_table)
+            _load_layer(config, ops, reader, index, make_table, scheme)
             for index in range(config.num_layers)
         )
         final_norm = _load_norm(config, reader, "model.norm.weight", config.hidden_size)
@@ -213,7 +241,7 @@ def load_decoder(
             head = ops.make_linear(weight)
         lm_head = Projection(head, make_table(config.hidden_size, (config.vocab_size,)))
         reader.check_all_taken()
-    return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype)
+    return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype, device)
 
 
 def _load_layer(
@@ -221,7 +249,8 @@ def _load_layer(
     ops: DecoderOps,
     reader: WeightReader,
     index: int,
-    make_table: Callable[[int, tuple[int, ...]], CpuTable],
+    make_table: Callable[[int, tuple[int, ...]], Table],
+    scheme: Scheme | None,
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -233,11 +262,15 @@ def _load_layer(
             sizes = (sum(sizes),)
         paths = [module_path(index, member) for member in spec.members]
         named = list(zip(paths, sizes, strict=True))
-        weight = torch.cat([reader.take(f"{path}.weight", n, in_features) for path, n in named])
+        weights = [reader.take(f"{path}.weight", n, in_features) for path, n in named]
         bias = (
             torch.cat([reader.take(f"{path}.bias", n) for path, n in named]) if has_bias else None
         )
-        return Projection(ops.make_linear(weight, bias), make_table(in_features, sizes))
+        if scheme is None:
+            linear = ops.make_linear(torch.cat(weights), bias)
+        else:
+            linear = scheme.make_linear(weights, bias)
+        return Projection(linear, make_table(in_features, sizes))
 
     def norm(name: str, size: int = hidden) -> Tensor:
         return _load_norm(config, reader, f"{module_path(index, name)}.weight", size)

@@ -81,6 +81,7 @@ def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> De
     if family is None:
         raise ConfigError(f"config.json: model_type {model_type!r} is not one of {list(FAMILIES)}")
     _refuse_su(raw)
+    _refuse_quantized(raw)
     try:
         config = AutoConfig.from_pretrained(model_dir)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
@@ -127,6 +128,18 @@ def _refuse_su(raw: dict[str, Any]) -> None:
         _refuse("rope_scaling.type", "su", "transformers reads the same only as 'longrope'")
 
 
+def _refuse_quantized(raw: dict[str, Any]) -> None:
+    quantized = raw.get("quantization_config")
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        _refuse(
+            "quantization_config.quant_method",
+            method,
+            "checkpoints that are quantised already are not served; serve the original one, "
+            "quantised at start with --quantization int8, fp8, nf4 or int4",
+        )
+
+
 def _refuse_unsupported(config: Any, family: Family) -> None:
     architectures = list(config.architectures or [])
     if architectures != [family.architecture]:
@@ -134,8 +147,6 @@ def _refuse_unsupported(config: Any, family: Family) -> None:
     activation = getattr(config, family.activation_field)
     if activation != family.activation:
         _refuse(family.activation_field, activation, f"only {family.activation} is served")
-    if getattr(config, "quantization_config", None) is not None:
-        _refuse("quantization_config", "set", "quantized base models are not served")
     for field, expected in (("is_causal", True), ("use_bidirectional_attention", False)):
         value = getattr(config, field, None)
         if value is not None and bool(value) is not expected:

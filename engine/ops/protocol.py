@@ -1,7 +1,7 @@
 """The operations of a decoder that have more than one implementation."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,6 +47,36 @@ class RotationOp(Protocol):
 
     def __call__(self, heads: Tensor) -> Tensor:
         """[rows, heads, head_dim] -> the same; may be in place."""
+        ...
+
+
+class HeadNorms(NamedTuple):
+    """What queries and keys are normed with before the rotation, each head for itself (Qwen3)."""
+
+    query: Tensor
+    """[head_dim]; as `DecoderOps.norm` takes it."""
+    key: Tensor
+    eps: float
+
+
+@runtime_checkable
+class StoringRotation(Protocol):
+    """A `RotationOp` that norms heads before, and stores keys and values after, in one launch."""
+
+    def store(
+        self,
+        heads: Tensor,
+        num_heads: int,
+        kv_cache: Any,
+        layer: int,
+        slot_mapping: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """[rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys and values of a step.
+
+        `kv_cache` is of the same operations' making. Returns the queries, [rows, num_heads,
+        head_dim]: a view of `heads`.
+        """
         ...
 
 

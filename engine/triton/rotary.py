@@ -1,24 +1,14 @@
 """Launches that rotate a step's heads and store its keys and values."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from engine.models.rotary import RotaryTable
+from engine.ops.protocol import HeadNorms
 from engine.triton.kv_cache import TritonKVCache
 from engine.triton.rotary_kernel import rotate_and_store_kernel, store_kv_kernel
 from lora_kernels.kernel_call import KernelCall
 
 _HEADS_A_PROGRAM = 4
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights [head_dim] that queries and keys are normed with, each head for itself."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
 
 
 class TritonRotation:

@@ -1,0 +1,82 @@
+"""The runner that an engine's arguments ask for: of a CPU or of a GPU, with or without overlap."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.adapter_source import RunningStep
+from engine.build_runner import BuiltRunner, build_runner
+from engine.config import SchedulerConfig
+from engine.engine_args import EngineArgs
+from engine.errors import ConfigError
+from engine.overlapped_runner import OverlappedRunner
+from engine.scheduled_batch import ScheduledBatch
+
+Launch = Callable[[ScheduledBatch], RunningStep]
+
+
+def build_engine(
+    args: EngineArgs, config: SchedulerConfig
+) -> tuple[BuiltRunner, Launch | None, Callable[[], None]]:
+    """The runner, what launches its steps ahead (None: they run one after another), and its end.
+
+    Raises ConfigError.
+    """
+    if args.device == "cuda":
+        return _build_cuda(args, config)
+    built = build_runner(
+        Path(args.model_dir),
+        dtype=args.dtype,
+        num_kv_blocks=args.num_kv_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=args.max_model_len,
+        max_loras=config.max_loras,
+        max_lora_rank=args.max_lora_rank,
+        threads=args.num_threads,
+        self_test=args.self_test,
+        name=args.model_name,
+        cpu_kernels=args.cpu_kernels,
+        decode_ladder=args.effective_decode_ladder,
+        quantization=args.quantization,
+    )
+    if not args.effective_async_scheduling:
+        return built, None, _nothing
+    # Slots are changed while no step runs, so the core may go on to change them by itself.
+    overlapped = OverlappedRunner(built.runner, threads=torch.get_num_threads())
+    return built, overlapped.launch, overlapped.close
+
+
+def _build_cuda(
+    args: EngineArgs, config: SchedulerConfig
+) -> tuple[BuiltRunner, Launch | None, Callable[[], None]]:
+    # Late, so that an engine on a CPU loads nothing of it.
+    from engine.device.build import build_device_runner
+    from engine.device.device_runner import DeviceRunner
+    from engine.device.setup import cuda_setup
+
+    if args.quantization is not None:
+        raise ConfigError("quantization: a quantised base runs on the CPU only, in this release")
+    setup = cuda_setup(max_loras=config.max_loras, max_lora_rank=args.max_lora_rank)
+    built = build_device_runner(
+        Path(args.model_dir),
+        setup,
+        dtype=args.dtype,
+        num_kv_blocks=args.num_kv_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        decode_ladder=args.effective_decode_ladder,
+        name=args.model_name,
+    )
+    runner = built.runner
+    assert isinstance(runner, DeviceRunner)
+    launch = runner.launch if args.effective_async_scheduling else None
+    return built, launch, runner.close
+
+
+def _nothing() -> None:
+    """There are no threads to stop."""

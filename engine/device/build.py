@@ -1,0 +1,229 @@
+"""From a model folder to a runner on a device; `engine.build_runner` is the CPU's."""
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from adapter_store.base_model import read_base_model
+from adapter_store.errors import BaseModelError
+from engine.attention import AttentionBackend
+from engine.build_runner import BuiltRunner, SamplerFactory
+from engine.decode_ladder import DecodeLadder, ladder_sizes
+from engine.device.device_runner import DeviceRunner
+from engine.device.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
+from engine.device.profile import measure_step, profile_rows
+from engine.device.setup import DeviceSetup
+from engine.device.staging import InputStager
+from engine.errors import ConfigError
+from engine.grammar.grammars import Grammars
+from engine.kv_cache import KVCache, kv_bytes_per_block
+from engine.models.decoder import Decoder, load_decoder
+from engine.models.decoder_config import DecoderConfig, read_decoder_config
+from engine.ops import DecoderOps
+from engine.padding import padded_rows
+from engine.sampling.launched import LaunchingSampler, WaitingSampler
+from engine.sampling.sampler import Sampler
+from lora_kernels.device_kernels import row_bytes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_device_runner(
+    model_dir: Path,
+    setup: DeviceSetup,
+    *,
+    dtype: str = "auto",
+    num_kv_blocks: int | None = None,
+    block_size: int = 16,
+    max_num_seqs: int = 32,
+    max_num_batched_tokens: int = 2048,
+    max_model_len: int | None = None,
+    gpu_memory_utilization: float = 0.9,
+    decode_ladder: bool = True,
+    name: str | None = None,
+    make_sampler: SamplerFactory | None = None,
+) -> BuiltRunner:
+    """Load a model onto a device and build its runner; see `engine.build_runner.build_runner`.
+
+    Memory is measured by a step at the token budget, then divided by `plan_memory`, whose
+    arithmetic is logged. Graphs of decode steps are captured before this returns.
+
+    Raises ConfigError for a model or a setting that can never work, and for what does not fit.
+    """
+    config = read_decoder_config(model_dir, max_model_len)
+    model_dtype = _choose_dtype(dtype, config)
+    try:
+        base = read_base_model(model_dir, name=name)
+    except BaseModelError as error:
+        raise ConfigError(str(error)) from error
+    length = config.max_model_len
+    ops, kernels = setup.make_ops(length), setup.kernels()
+    before = setup.device.facts().own
+    decoder = load_decoder(
+        config,
+        base,
+        dtype=model_dtype,
+        num_slots=setup.max_loras,
+        max_positions=length,
+        ops=ops,
+        kernels=kernels,
+        device=setup.device.torch_device,
+    )
+    row_size = adapter_row_bytes(decoder, model_dtype)
+    held = setup.device.facts().own - before
+    grammars = Grammars.from_pretrained(
+        model_dir, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
+    if make_sampler is None:
+        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops, grammars)
+    else:
+        sampler = make_sampler(config.vocab_size, config.eos_token_ids)
+    parts = _Parts(setup, config, ops, decoder, WaitingSampler(sampler), block_size)
+    budget = max(max_num_batched_tokens, max_num_seqs)
+    stager = InputStager(
+        setup.device,
+        setup.ragged_batch(padded_rows(budget, decoder.row_tile), model_dtype),
+        setup.ragged_batch(padded_rows(max_num_seqs, decoder.row_tile), model_dtype),
+    )
+    sizes = ladder_sizes(max_num_seqs) if decode_ladder else ()
+    needs = MemoryNeeds(
+        weights=max(held - setup.pool_rows * row_size, 0),
+        activations=parts.measure(stager, budget, max_num_seqs),
+        num_graphs=len(sizes) * (2 if setup.max_loras else 1),
+        graph_tensors=parts.measure(stager, max_num_seqs, max_num_seqs) if sizes else 0,
+        adapter_rows=setup.pool_rows if setup.max_loras else 0,
+        adapter_row_bytes=row_size,
+        bytes_per_block=kv_bytes_per_block(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            dtype=model_dtype,
+        ),
+        block_size=block_size,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        max_model_len=length,
+        max_loras=setup.max_loras,
+        max_lora_rank=setup.max_lora_rank,
+    )
+    plan = plan_memory(
+        setup.device.facts(), needs, utilization=gpu_memory_utilization, num_kv_blocks=num_kv_blocks
+    )
+    structlog.get_logger("engine.memory").info("memory", plan=plan.text)
+    runner = parts.runner(stager, plan, sizes, length)
+    return BuiltRunner(
+        runner=runner,
+        base=base,
+        projections=config.projections,
+        eos_token_ids=config.eos_token_ids,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=min(length, plan.num_kv_blocks * block_size),
+        num_kv_blocks=plan.num_kv_blocks,
+        dtype=str(model_dtype).removeprefix("torch."),
+        device=str(setup.device.torch_device),
+        max_lora_rank=setup.max_lora_rank,
+        kernels=kernels,
+        ops=ops,
+        grammars=grammars,
+        invariance=None,
+    )
+
+
+def adapter_row_bytes(decoder: Decoder, dtype: torch.dtype) -> int:
+    """Bytes of one rank row in every pool of a model."""
+    tables = [projection.lora for projection in decoder.projections.values()]
+    return sum(row_bytes(table.in_features, table.slice_sizes, dtype) for table in tables)
+
+
+class _Parts:
+    """What is built in steps, since the cache's size is known only once a step was measured."""
+
+    def __init__(
+        self,
+        setup: DeviceSetup,
+        config: DecoderConfig,
+        ops: DecoderOps,
+        decoder: Decoder,
+        sampler: LaunchingSampler,
+        block_size: int,
+    ) -> None:
+        self._setup = setup
+        self._config = config
+        self._ops = ops
+        self._decoder = decoder
+        self._sampler = sampler
+        self._block_size = block_size
+        self._attention: AttentionBackend = ops.make_attention(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            windows=config.windows,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+        )
+
+    def measure(self, stager: InputStager, num_tokens: int, max_num_seqs: int) -> int:
+        return measure_step(
+            self._setup.device,
+            self._decoder,
+            self._cache(1),
+            self._attention,
+            self._sampler,
+            stager,
+            profile_rows(num_tokens, max_num_seqs, self._config.max_model_len, self._block_size),
+        )
+
+    def runner(
+        self, stager: InputStager, plan: MemoryPlan, sizes: tuple[int, ...], length: int
+    ) -> DeviceRunner:
+        setup, dtype = self._setup, self._decoder.dtype
+        kv_cache = self._cache(plan.num_kv_blocks + 1)
+        ladder: DecodeLadder | None = None
+        if sizes:
+            ladder = DecodeLadder(
+                self._decoder,
+                kv_cache,
+                self._attention,
+                setup.device,
+                sizes=sizes,
+                max_blocks=min(-(-length // self._block_size), plan.num_kv_blocks),
+                padding_block=plan.num_kv_blocks,
+                make_lora=(lambda size: setup.static_batch(size, dtype))
+                if setup.max_loras
+                else None,
+            )
+            num_graphs = ladder.capture()
+            structlog.get_logger("engine.graphs").info("decode graphs", graphs=num_graphs)
+        return DeviceRunner(
+            self._decoder,
+            kv_cache,
+            self._attention,
+            self._sampler,
+            setup.device,
+            stager,
+            ladder,
+            has_side_stream=setup.device.torch_device.type == "cuda",
+        )
+
+    def _cache(self, num_blocks: int) -> KVCache:
+        config = self._config
+        return self._ops.make_kv_cache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            dtype=self._decoder.dtype,
+        )
+
+
+def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
+    if name == "auto":
+        return config.checkpoint_dtype or torch.bfloat16
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]

@@ -1,0 +1,58 @@
+"""A step at the token budget, run once to see what it takes."""
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.batch_inputs import build_batch_inputs
+from engine.device.device import Device
+from engine.device.staging import InputStager
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
+from engine.sampling.launched import LaunchingSampler
+from engine.sampling_params import SamplingParams
+from engine.scheduled_batch import SamplingRow, ScheduledRow
+
+_SAMPLING = SamplingParams(max_tokens=1, seed=0, top_p=0.9, logprobs=0)
+
+
+def profile_rows(
+    num_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
+) -> list[ScheduledRow]:
+    """Prefills of equal length that fill a budget, all of which sample; all on block 0."""
+    num_rows = max(1, min(max_num_seqs, num_tokens))
+    shares = [
+        num_tokens * (i + 1) // num_rows - num_tokens * i // num_rows for i in range(num_rows)
+    ]
+    lengths = [min(share, max_model_len) for share in shares]
+    return [
+        ScheduledRow(
+            sequence_id=number,
+            token_ids=[0] * length,
+            start=0,
+            block_table=[0] * -(-length // block_size),
+            slot=None,
+            sampling=SamplingRow(_SAMPLING, (0,), [0] * length, length),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def measure_step(
+    device: Device,
+    decoder: Decoder,
+    kv_cache: KVCache,
+    attention: AttentionBackend,
+    sampler: LaunchingSampler,
+    stager: InputStager,
+    rows: list[ScheduledRow],
+) -> int:
+    """Bytes that a step takes beyond what it finds."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        inputs = stager.place(build_batch_inputs(rows, kv_cache.block_size, decoder.row_tile))
+        logits = decoder.forward(inputs, kv_cache, attention)
+        sampling = [row.sampling for row in rows if row.sampling is not None]
+        sampler.launch(logits, sampling).result()
+
+    return device.peak_of(run)

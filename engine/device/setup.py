@@ -1,0 +1,101 @@
+"""What an engine on a device computes with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.device.cuda_device import CudaDevice
+from engine.device.device import Device, HostDevice
+from engine.ops import DecoderOps
+from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.device_kernels import DeviceKernels, device_kernels, rank_rows
+from lora_kernels.device_table import MAX_SLICES
+from lora_kernels.tiles import pick_variant
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSetup:
+    """A device with its operations; all that follows from the adapter slots is told by them."""
+
+    device: Device
+    make_ops: Callable[[int], DecoderOps]
+    """The longest sequence's positions -> what the decoder computes with."""
+    max_loras: int
+    max_lora_rank: int
+    batch_invariant: bool = False
+    architecture: int | None = None
+    """Compute capability x 10; None: the device's own."""
+
+    @property
+    def pool_rows(self) -> int:
+        """Rank rows of each pool."""
+        return rank_rows(self.max_loras, self.max_lora_rank)
+
+    def kernels(self) -> DeviceKernels:
+        """Tables and weights of adapters."""
+        return device_kernels(
+            self.device.torch_device,
+            max_rank=self.max_lora_rank,
+            pool_rows=self.pool_rows,
+            pin=self.device.pin,
+        )
+
+    def ragged_batch(self, max_rows: int, dtype: torch.dtype) -> DeviceLoraBatch:
+        """For eager steps of up to so many rows."""
+        return self._batch(max_rows, dtype, is_static=False)
+
+    def static_batch(self, num_rows: int, dtype: torch.dtype) -> DeviceLoraBatch:
+        """For graphs of decode steps. Its kernels fit as many adapters as there are slots."""
+        return self._batch(num_rows, dtype, is_static=True)
+
+    def _batch(self, num_rows: int, dtype: torch.dtype, *, is_static: bool) -> DeviceLoraBatch:
+        segments = max(1, min(num_rows, self.max_loras))
+        variant = pick_variant(num_rows, segments, batch_invariant=self.batch_invariant)
+        return DeviceLoraBatch(
+            num_rows,
+            segments,
+            max_slices=MAX_SLICES,
+            max_rank=self.max_lora_rank,
+            dtype=dtype,
+            device=self.device.torch_device,
+            batch_invariant=self.batch_invariant,
+            variant=variant if is_static else None,
+            architecture=self.architecture,
+        )
+
+
+def cuda_setup(*, max_loras: int, max_lora_rank: int, index: int = 0) -> DeviceSetup:
+    """The CUDA device of that number; raises ConfigError where there is none."""
+    device = CudaDevice(index)
+    return DeviceSetup(device, _triton_ops(device.torch_device), max_loras, max_lora_rank)
+
+
+def interpreter_setup(
+    *, max_loras: int, max_lora_rank: int, batch_invariant: bool = False
+) -> DeviceSetup:
+    """The GPU's path on a CPU, its kernels in Triton's interpreter: for proofs, by hours slower.
+
+    The interpreter is chosen before Triton is imported: TRITON_INTERPRET=1 in the environment.
+    """
+    device = HostDevice()
+    return DeviceSetup(
+        device,
+        _triton_ops(device.torch_device, batch_invariant=batch_invariant),
+        max_loras,
+        max_lora_rank,
+        batch_invariant,
+        architecture=90,
+    )
+
+
+def _triton_ops(
+    device: torch.device, *, batch_invariant: bool = False
+) -> Callable[[int], DecoderOps]:
+    def make(max_positions: int) -> DecoderOps:
+        # Late, so that an engine on a CPU does not load Triton.
+        from engine.triton.ops import TritonOps
+
+        return TritonOps(device, max_positions=max_positions, batch_invariant=batch_invariant)
+
+    return make

@@ -1,0 +1,1 @@
+"""A base whose layers are held in fewer bits; adapters stay as they are."""
