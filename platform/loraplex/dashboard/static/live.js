@@ -32,7 +32,10 @@ export function useStream(topics, { onEnded }) {
       }));
     const listenForSilence = () => {
       clearTimeout(silence);
-      silence = setTimeout(() => enter("silent"), SILENCE_MS);
+      silence = setTimeout(() => {
+        enter("silent");
+        silence = setTimeout(lose, 2 * SILENCE_MS); // a connection may break without a word
+      }, SILENCE_MS);
     };
     const lose = async () => {
       source.close();

@@ -1,5 +1,5 @@
 // What stands around every page: where one can go, the range, the state of the connection.
-import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import * as format from "./format.js";
 import { Link, RANGES, go, href, rangeOf } from "./router.js";
 
@@ -16,9 +16,13 @@ export function Shell({ session, route, stream, onLogOut, children }) {
   const label = adapter
     ? `${tenant}/${adapter}`
     : (PAGES.find(({ key }) => key === page)?.label ?? "");
+  const main = useRef(null);
+  const isFirst = useRef(true);
   useEffect(() => {
     document.title = `${label} · Loraplex`;
     scrollTo(0, 0);
+    if (!isFirst.current) main.current.focus({ preventScroll: true });
+    isFirst.current = false;
   }, [label]);
   return html`
     <a class="skip" href="#page">To the page's content</a>
@@ -40,7 +44,7 @@ export function Shell({ session, route, stream, onLogOut, children }) {
       <button type="button" class="quiet" onClick=${onLogOut}>Log out</button>
     </header>
     <${Banner} stream=${stream} />
-    <main id="page" tabindex="-1"><h1
+    <main id="page" tabindex="-1" ref=${main}><h1
       class=${adapter ? "adapter-name" : "hidden"}>${label}</h1>${children}</main>
     <footer class="muted">${session.base_model} · goodput: first token within
       ${` ${format.seconds(session.slo_ttft_seconds)}`}, ${format.seconds(session.slo_token_seconds)} a token ·
