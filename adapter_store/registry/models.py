@@ -85,6 +85,8 @@ class Tenant(Base):
     suspended_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
     quota: Mapped[dict[str, Any] | None]
+    sources: Mapped[dict[str, Any] | None]
+    """The credential's name, or null, by the source that it may use."""
 
 
 class ApiKey(Base):

@@ -68,6 +68,7 @@ class TrafficRollup(Base):
     stop: Mapped[int]
     length: Mapped[int]
     abort: Mapped[int]
+    timeout: Mapped[int]
     error: Mapped[int]
     prefill_tokens: Mapped[int] = mapped_column(BigInteger)
     decode_tokens: Mapped[int] = mapped_column(BigInteger)

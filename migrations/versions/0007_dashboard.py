@@ -157,6 +157,7 @@ def upgrade() -> None:
         sa.Column("stop", sa.Integer(), nullable=False),
         sa.Column("length", sa.Integer(), nullable=False),
         sa.Column("abort", sa.Integer(), nullable=False),
+        sa.Column("timeout", sa.Integer(), nullable=False),
         sa.Column("error", sa.Integer(), nullable=False),
         sa.Column("prefill_tokens", sa.BigInteger(), nullable=False),
         sa.Column("decode_tokens", sa.BigInteger(), nullable=False),

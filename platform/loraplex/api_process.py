@@ -37,7 +37,7 @@ from loraplex.app import create_app
 from loraplex.drain import answering_when_cut
 from loraplex.http_protocol import bounded_http
 from loraplex.limits.shared_rates import open_rates
-from loraplex.services import Backends
+from loraplex.services import Backends, Services
 from loraplex.settings import Settings, StorageSettings
 from loraplex.supervisor.pulse import beat
 
@@ -125,10 +125,17 @@ async def _serve(
         await asyncio.sleep(drain_seconds)
         await engine.close()  # what is still running ends with a last frame that says so
 
-    def start_drain() -> None:
-        loop.call_soon_threadsafe(lambda: drains.append(loop.create_task(cut_streams())))
-
     app = create_app(settings, lambda: open_backends(settings, base, blobs, engine))
+
+    def begin_drain() -> None:
+        drains.append(loop.create_task(cut_streams()))
+        services: Services | None = app.state.get("services")
+        if services is not None:
+            services.live.stop()  # a page that is open would hold up the stop, and comes back
+
+    def start_drain() -> None:
+        loop.call_soon_threadsafe(begin_drain)
+
     config = uvicorn.Config(
         answering_when_cut(app),
         http=bounded_http(settings.connections), ws="none", lifespan="on",

@@ -27,7 +27,12 @@ from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.adapters.version_controller import VersionController
 from loraplex.adapters.vllm_controller import VllmAdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.dashboard.access import add_security_headers
+from loraplex.dashboard.data_controller import DataController
+from loraplex.dashboard.live import LiveSource
 from loraplex.dashboard.pages import dashboard_pages
+from loraplex.dashboard.session_controller import SessionController
+from loraplex.dashboard.sessions import Sessions
 from loraplex.docs_page import DocsPage
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
@@ -91,6 +96,11 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 ),
                 settings.sources,
             ) as registrar,
+            LiveSource(
+                backends.engine,
+                backends.registry.database,
+                sessions := Sessions(backends.registry, settings.auth.admin_key),
+            ) as live,
         ):
             backends.engine.on_orphans(usage.adopt)
             app.state.services = Services(
@@ -103,6 +113,8 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 grammars=GrammarChecks(),
                 limiter=limiter,
                 templates=templates,
+                sessions=sessions,
+                live=live,
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
@@ -131,6 +143,8 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             AuditController,
             AllUsageController,
             dashboard_pages(),
+            SessionController,
+            DataController,
             Router("/", route_handlers=_V1),
             Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],
@@ -140,7 +154,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
         },
         middleware=[DefineMiddleware(AuthMiddleware, exclude_http_methods=[])],
         exception_handlers={Exception: answer_error},
-        before_send=[add_request_id, log_access],
+        before_send=[add_request_id, add_security_headers, log_access],
         lifespan=[run_services],
         plugins=[structlog_plugin()],
         request_max_body_size=settings.requests.max_body_bytes,

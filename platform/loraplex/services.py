@@ -17,6 +17,8 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
+from loraplex.dashboard.live import LiveSource
+from loraplex.dashboard.sessions import Sessions
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.limits.shared_rates import SharedRates
 from loraplex.openai.grammar_checks import GrammarChecks
@@ -52,6 +54,10 @@ class Services:
     limiter: RateLimiter
     templates: TemplateRenderer
     """Renders the chat templates that came with adapters."""
+    sessions: Sessions
+    """Of the dashboard."""
+    live: LiveSource
+    """What the dashboard's pages show of this moment."""
     inspections: anyio.CapacityLimiter
     """How many uploads are inspected at once: each keeps a core busy."""
     started_at: int

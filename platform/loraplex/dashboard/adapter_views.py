@@ -164,20 +164,20 @@ class AdapterView(Struct, frozen=True):
     """`GET /dashboard/api/adapters/{tenant}/{adapter}?range=`; 404 where there is none to see.
 
     `row` sums the window up; its `causes` are the sums of `causes` here. `slow_requests` are up to
-    20 of the window that took longest, longest first.
+    20 of the window, those first that took longest until their first token and between two tokens.
     """
 
     window: Window
     row: AdapterRow
-    requests: list[int]
+    requests: list[int | None]
     causes: CauseColumns
     queue: PercentileColumns
     ttft: PercentileColumns
     token_gap: PercentileColumns
-    output_tokens: list[int]
+    output_tokens: list[int | None]
     finishes: FinishColumns
     versions: list[VersionRow]
-    version_requests: dict[str, list[int]]
+    version_requests: dict[str, list[int | None]]
     aliases: list[AliasRow]
     publishes: list[Publish]
     slow_requests: list[RequestView]

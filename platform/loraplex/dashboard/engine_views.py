@@ -100,10 +100,10 @@ class Batch(Struct, frozen=True):
     window: Window
     recent: Steps
     step_seconds: PercentileColumns
-    steps: list[int]
-    prefill_tokens: list[int]
-    decode_tokens: list[int]
-    base_tokens: list[int]
+    steps: list[int | None]
+    prefill_tokens: list[int | None]
+    decode_tokens: list[int | None]
+    base_tokens: list[int | None]
     adapters_mean: list[float | None]
     rows_mean: list[float | None]
     max_batch_tokens: int

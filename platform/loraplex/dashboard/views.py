@@ -4,7 +4,8 @@ The pages in `static/` and the routes beside this file meet here, in `adapter_vi
 of adapters and the page of one) and in `engine_views.py` (slots and batches), nowhere else. Times
 are unix seconds, durations are seconds, shares are 0 to 1, and a figure that nothing was measured
 for is None. Series are columns: entry i of each belongs to the bucket that begins at
-`window.times[i]`. No struct has a place for a prompt, a reply, a key or a header.
+`window.times[i]`, and is None where nobody watched the engine: a gap is not a zero. No struct has a
+place for a prompt, a reply, a key or a header.
 
 Every route takes the session's cookie; without one the answer is 401, which sends the page to its
 login. Routes with `range` take `5m`, `1h` or `24h`. A tenant's session sees its own adapters:
@@ -69,12 +70,12 @@ class Causes(Struct, frozen=True):
 class CauseColumns(Struct, frozen=True):
     """Queue seconds by cause of the requests that ended in each bucket, summed over them."""
 
-    quota: list[float]
-    load: list[float]
-    slot: list[float]
-    kv: list[float]
-    budget: list[float]
-    turn: list[float]
+    quota: list[float | None]
+    load: list[float | None]
+    slot: list[float | None]
+    kv: list[float | None]
+    budget: list[float | None]
+    turn: list[float | None]
 
 
 class Percentiles(Struct, frozen=True):
@@ -106,11 +107,11 @@ class Finishes(Struct, frozen=True):
 class FinishColumns(Struct, frozen=True):
     """Requests that ended in each bucket, by how."""
 
-    stop: list[int]
-    length: list[int]
-    abort: list[int]
-    error: list[int]
-    timeout: list[int]
+    stop: list[int | None]
+    length: list[int | None]
+    abort: list[int | None]
+    error: list[int | None]
+    timeout: list[int | None]
 
 
 class Login(Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from engine.telemetry.records import Objective, RequestRecord
 from loraplex.recorder.sketch import Sketch, merge_packed, pack_all
 
 CAUSES = ("quota", "load", "slot", "kv", "budget", "turn")
-FINISHES = ("stop", "length", "abort", "error")
+FINISHES = ("stop", "length", "abort", "timeout", "error")
 COUNTS = (
     "requests", "good", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions",
     *FINISHES, "prefill_tokens", "decode_tokens", "loads",
@@ -62,6 +62,7 @@ class Traffic:
     stop: int = 0
     length: int = 0
     abort: int = 0
+    timeout: int = 0
     error: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -88,7 +89,6 @@ class Traffic:
         self.preemptions += record.preemptions
         self.last_request = max(self.last_request, record.arrived + record.seconds)
         reason = record.finish_reason
-        reason = "abort" if reason == "timeout" else reason
         setattr(self, reason, getattr(self, reason) + 1)
         for cause, seconds in record.queue.items():
             setattr(self, cause, getattr(self, cause) + seconds)

@@ -1,4 +1,5 @@
-"""The supervisor's loop: start the engine and the API processes, restart what dies, stop in order.
+"""The supervisor's loop: start the engine, the API processes and the recorder, restart what dies,
+stop in order.
 
 The listening socket belongs to the supervisor and is inherited by the API processes, so that no
 connection is refused while one of them restarts.
@@ -7,6 +8,7 @@ connection is refused while one of them restarts.
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -19,7 +21,8 @@ import msgspec
 import structlog
 
 from engine.engine_args import EngineArgs
-from loraplex.settings import Settings
+from loraplex.recorder.process import RecorderArgs
+from loraplex.settings import MetricsSettings, Settings
 from loraplex.supervisor.child import Child
 
 _log = structlog.get_logger("loraplex.supervisor")
@@ -45,6 +48,8 @@ class Service:
     api: Settings
     listener: socket.socket
     """Bound and listening; its file descriptor goes to every API process."""
+    metrics_listeners: tuple[socket.socket, ...] = ()
+    """On loopback, one an API process, for `/metrics` without a key; or none."""
     workers: int = 1
     drain_seconds: float = 30.0
     api_silence_seconds: float = 10.0
@@ -76,18 +81,25 @@ async def supervise(service: Service) -> None:
         Child(
             f"api-{number}",
             [*api_command, str(service.listener.fileno()), str(service.drain_seconds)],
-            _api_payload(service, f"api-{number}"),
-            pass_fds=[service.listener.fileno()],
+            _api_payload(service, number),
+            pass_fds=[
+                s.fileno()
+                for s in (service.listener, *service.metrics_listeners[number : number + 1])
+            ],
             silence_seconds=service.api_silence_seconds,
         )
         for number in range(service.workers)
     ]
+    recorder = Child(
+        "recorder", [sys.executable, "-m", "loraplex.recorder.process"], _recorder_payload(service)
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     running = {
-        child: asyncio.create_task(child.run(), name=child.name) for child in (engine, *apis)
+        child: asyncio.create_task(child.run(), name=child.name)
+        for child in (engine, *apis, recorder)
     }
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -97,9 +109,10 @@ async def supervise(service: Service) -> None:
         if stop.is_set():  # else a process has just said why it cannot start: the last word
             _log.info("stopping", drain_seconds=service.drain_seconds)
         service.listener.close()  # from now on a connection is refused: not ready at once
-        # The engine goes last: the streams that drain need it.
+        # The engine goes last: the streams that drain need it, and what it did is read after them.
         grace = service.drain_seconds + _STOP_GRACE_SECONDS
         await _stop([(api, running[api]) for api in apis], grace)
+        await _stop([(recorder, running[recorder])], _STOP_GRACE_SECONDS)
         await _stop([(engine, running[engine])], _STOP_GRACE_SECONDS)
     for task in running.values():
         task.result()
@@ -112,12 +125,29 @@ def _engine_payload(service: Service) -> Callable[[int], bytes]:
     return payload
 
 
-def _api_payload(service: Service, name: str) -> Callable[[int], bytes]:
+def _recorder_payload(service: Service) -> Callable[[int], bytes]:
+    args = RecorderArgs(
+        database_url=service.api.storage.database_url,
+        engine_socket=service.engine.socket_path,
+        run=secrets.token_hex(8),
+    )
+
+    def payload(_: int) -> bytes:
+        return msgspec.json.encode(args)
+
+    return payload
+
+
+def _api_payload(service: Service, number: int) -> Callable[[int], bytes]:
     """Settings with a folder for uploads of its own, which is emptied at each start: what a killed
     process had received is of no use to the next."""
-    uploads = Path(service.api.storage.uploads_dir) / name
+    uploads = Path(service.api.storage.uploads_dir) / f"api-{number}"
     storage = msgspec.structs.replace(service.api.storage, uploads_dir=str(uploads))
-    document = msgspec.json.encode(msgspec.structs.replace(service.api, storage=storage))
+    settings = msgspec.structs.replace(service.api, storage=storage)
+    if service.metrics_listeners:
+        fd = service.metrics_listeners[number].fileno()
+        settings = msgspec.structs.replace(settings, metrics=MetricsSettings(metrics_fd=fd))
+    document = msgspec.json.encode(settings)
 
     def payload(_: int) -> bytes:
         shutil.rmtree(uploads, ignore_errors=True)

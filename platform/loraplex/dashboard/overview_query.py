@@ -1,0 +1,55 @@
+"""The overview: a tenant's traffic, or all of it and the engine's state, over a window."""
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.dashboard.bucket_query import axis_of, engine_buckets, subject_buckets
+from loraplex.dashboard.progress_query import progress
+from loraplex.dashboard.views import Live, Overview, Range, Totals
+from loraplex.dashboard.windows import causes_of, finishes_of, percentiles_of
+from loraplex.recorder.traffic import Subject, Traffic, sum_of
+
+
+async def overview(
+    session: AsyncSession, tenant: str | None, range_: Range, now: float, live: Live | None
+) -> Overview:
+    """Three statements, whatever the number of adapters."""
+    done = await progress(session)
+    engine = await engine_buckets(session, range_, now)
+    parts = await subject_buckets(session, Subject(tenant or ""), range_, now)
+    axis = axis_of(range_, now, engine)
+    seen = engine if tenant is None else {}
+    return Overview(
+        window=axis.window(done.complete_until),
+        live=live,
+        totals=totals_of(sum_of(parts.values())),
+        requests_rate=axis.rates(parts, lambda part: part.requests),
+        goodput_rate=axis.rates(parts, lambda part: part.good),
+        prompt_tokens_rate=axis.rates(parts, lambda part: part.prefill_tokens),
+        output_tokens_rate=axis.rates(parts, lambda part: part.decode_tokens),
+        running=axis.gauges(seen, "running") if tenant is None else [],
+        waiting=axis.gauges(seen, "waiting") if tenant is None else [],
+        kv_share=axis.gauges(seen, "kv_share") if tenant is None else [],
+        slots_used=axis.gauges(seen, "slots_used") if tenant is None else [],
+        causes=axis.causes(parts),
+        ttft=axis.percentiles(parts, "ttft"),
+        token_gap=axis.percentiles(parts, "token_gap"),
+    )
+
+
+def totals_of(total: Traffic) -> Totals:
+    """Sums as the page reads them."""
+    return Totals(
+        requests=total.requests,
+        prompt_tokens=total.prompt_tokens,
+        cached_tokens=total.cached_tokens,
+        output_tokens=total.output_tokens,
+        good_requests=total.good,
+        preemptions=total.preemptions,
+        refusals=total.refused,
+        causes=causes_of(total),
+        queue=percentiles_of(total, "queue"),
+        ttft=percentiles_of(total, "ttft"),
+        token_gap=percentiles_of(total, "token_gap"),
+        end_to_end=percentiles_of(total, "end_to_end"),
+        finishes=finishes_of(total),
+    )

@@ -1,0 +1,160 @@
+"""Which adapter held which slot when, and what waits now."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from sqlalchemy import Select, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapter_store.registry.models import Adapter, AdapterVersion, Tenant
+from adapter_store.registry.rollup_models import SlotSpan as SpanRow
+from adapter_store.registry.rollup_models import WaitingQueue
+from engine.telemetry.labels import name_of, version_of
+from engine.telemetry.records import AdapterOwner
+from loraplex.dashboard.bucket_query import axis_of, engine_buckets
+from loraplex.dashboard.engine_views import SlotMark, Slots, SlotSpan, Wait
+from loraplex.dashboard.progress_query import progress
+from loraplex.dashboard.views import Range, Window
+from loraplex.recorder.rows import stay_of
+from loraplex.recorder.slot_book import Stay
+
+MAX_SPANS = 2000
+MAX_WAITS = 100
+NEWEST_SECONDS = 5.0
+
+
+async def slots(session: AsyncSession, tenant: str | None, range_: Range, now: float) -> Slots:
+    """The slots page; what is another tenant's has no name."""
+    done = await progress(session)
+    axis = axis_of(range_, now, await engine_buckets(session, range_, now))
+    in_window = or_(SpanRow.ended.is_(None), SpanRow.ended >= axis.begin), SpanRow.slot.is_not(None)
+    stays = await _stays(
+        session,
+        select(SpanRow).where(*in_window).order_by(SpanRow.began.desc(), SpanRow.id.desc()),
+        MAX_SPANS + 1,
+    )
+    cut = stays.pop().ended if len(stays) > MAX_SPANS else None
+    stays.reverse()
+    marks = _marks(stays, tenant, axis.begin)
+    return Slots(
+        window=axis.window(done.complete_until),
+        slots_total=done.slots_total,
+        spans=[_span(stay, tenant) for stay in stays],
+        marks=marks,
+        waits=await waits(session, tenant, now),
+        evictions=sum(mark.kind == "evicted" for mark in marks),
+        loads=sum(mark.kind == "loaded" for mark in marks),
+        truncated_before=cut,
+    )
+
+
+async def newest_slots(session: AsyncSession, tenant: str | None, now: float) -> Slots:
+    """The event `slots`: what lasts, what ended just now, and what waits."""
+    done = await progress(session)
+    since = now - NEWEST_SECONDS
+    newest = or_(SpanRow.ended.is_(None), SpanRow.ended >= since), SpanRow.slot.is_not(None)
+    stays = await _stays(
+        session, select(SpanRow).where(*newest).order_by(SpanRow.began, SpanRow.id), MAX_SPANS
+    )
+    marks = _marks(stays, tenant, since)
+    return Slots(
+        window=Window("5m", since, now, NEWEST_SECONDS, [], done.complete_until),
+        slots_total=done.slots_total,
+        spans=[_span(stay, tenant) for stay in stays],
+        marks=marks,
+        waits=await waits(session, tenant, now),
+        evictions=sum(mark.kind == "evicted" for mark in marks),
+        loads=sum(mark.kind == "loaded" for mark in marks),
+        truncated_before=None,
+    )
+
+
+async def waits(session: AsyncSession, tenant: str | None, now: float) -> list[Wait]:
+    """Queues in which something waits, the longest wait first."""
+    query = select(WaitingQueue).where(WaitingQueue.waiting > 0)
+    if tenant is not None:
+        query = query.where(WaitingQueue.tenant == tenant)
+    rows = await session.scalars(query.order_by(WaitingQueue.waits_since).limit(MAX_WAITS))
+    return [
+        Wait(
+            tenant=row.tenant,
+            adapter=row.adapter,
+            version=row.version or None,
+            cause=cast(Any, row.cause or "turn"),
+            waiting=row.waiting,
+            running=row.running,
+            oldest_seconds=max(0.0, now - (row.waits_since or now)),
+            reserved_slot=None,
+        )
+        for row in rows
+    ]
+
+
+async def _stays(session: AsyncSession, query: Select[tuple[SpanRow]], limit: int) -> list[Stay]:
+    """Stays with their owners: of what was only pinned so far, the registry knows whose it is."""
+    stays = [stay_of(row) for row in await session.scalars(query.limit(limit))]
+    unknown = {stay.digest for stay in stays if not stay.owners}
+    if unknown:
+        owners = await _owners(session, unknown)
+        stays = [
+            stay if stay.owners else replace(stay, owners=tuple(owners.get(stay.digest, ())))
+            for stay in stays
+        ]
+    return stays
+
+
+async def _owners(session: AsyncSession, digests: set[str]) -> dict[str, list[AdapterOwner]]:
+    versions = await session.execute(
+        select(AdapterVersion.digest, Tenant.name, Adapter.name.label("adapter"),
+               AdapterVersion.number)
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(AdapterVersion.digest.in_(digests))
+        .order_by(AdapterVersion.id.desc())
+    )  # fmt: skip
+    owners: dict[str, list[AdapterOwner]] = {}
+    for version in versions:
+        owner = AdapterOwner(version.name, f"{version.adapter}@{version.number}")
+        owners.setdefault(version.digest, []).append(owner)
+    return owners
+
+
+def owner_of(stay: Stay, tenant: str | None) -> AdapterOwner | None:
+    """An owner whom a viewer may see; None if there is none."""
+    return next((owner for owner in stay.owners if tenant in (None, owner.tenant)), None)
+
+
+def _span(stay: Stay, tenant: str | None) -> SlotSpan:
+    owner = owner_of(stay, tenant)
+    return SlotSpan(
+        slot=stay.slot or 0,
+        tenant=owner.tenant if owner else None,
+        adapter=name_of(owner.label) if owner else None,
+        version=version_of(owner.label) if owner else None,
+        kind=cast(Any, stay.kind),
+        start=stay.began,
+        end=stay.ended,
+    )
+
+
+def _marks(stays: Sequence[Stay], tenant: str | None, since: float) -> list[SlotMark]:
+    """Adapters that came into a slot, left it, or failed on their way, in the order of time."""
+    marks = [_mark(stay, "loaded", stay.began, tenant) for stay in stays if stay.kind == "resident"]
+    following: dict[int | None, Stay] = {}
+    for stay in reversed([stay for stay in stays if stay.kind != "reserved"]):
+        after = following.get(stay.slot)
+        following[stay.slot] = stay
+        goes_on = after is not None and (after.digest, after.began) == (stay.digest, stay.ended)
+        if stay.ended is not None and not goes_on:
+            kind = "failed" if stay.kind == "loading" else "evicted"
+            marks.append(_mark(stay, kind, stay.ended, tenant))
+    return sorted((mark for mark in marks if mark.at >= since), key=lambda mark: mark.at)
+
+
+def _mark(
+    stay: Stay, kind: Literal["loaded", "evicted", "failed"], at: float, tenant: str | None
+) -> SlotMark:
+    owner = owner_of(stay, tenant)
+    names = (owner.tenant, name_of(owner.label)) if owner else (None, None)
+    return SlotMark(stay.slot or 0, *names, kind, at)

@@ -1,0 +1,343 @@
+"""What the dashboard's pages read: from records as the recorder wrote them, on both databases."""
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from sqlalchemy import text
+
+from engine.messages import QueueStats
+from engine.telemetry.records import (
+    AdapterOwner,
+    RequestRecord,
+    SlotEvent,
+    StepShare,
+)
+from loraplex.dashboard.adapter_views import Adapters, AdapterView
+from loraplex.dashboard.engine_views import Batch, Slots
+from loraplex.dashboard.tables import FORMULA, Table, to_csv
+from loraplex.dashboard.views import Alerts, Overview
+from loraplex.recorder.alert_desk import CALM_SECONDS, AlertDesk
+from loraplex.recorder.standings import Standings
+from loraplex.recorder.traffic import CAUSES
+from loraplex.recorder.widths import SPANS
+from tests.support.dashboard import Dashboard, Recording, dashboard
+from tests.support.records import ToldEngine, request_record, stats, step_record
+from tests.support.registry import FINGERPRINT, open_registry, upload
+
+pytestmark = pytest.mark.anyio
+
+
+def just_now(**changes: object) -> RequestRecord:
+    """A request that ended a moment ago."""
+    record = request_record(**changes)
+    return msgspec.structs.replace(record, arrived=time.time() - 1.0 - record.seconds)
+
+
+async def get(browser: httpx.AsyncClient, path: str, type_: Any, **query: Any) -> Any:
+    reply = await browser.get(f"/dashboard/api/{path}", params=query)
+    assert reply.status_code == 200, reply.text
+    return msgspec.json.decode(reply.content, type=type_)
+
+
+async def fill(at: Dashboard) -> None:
+    """Two tenants' requests: five of `acme` for two versions of `tone`, one of `zen`."""
+    await at.recording.record(
+        [
+            just_now(queue={"slot": 0.3, "turn": 0.1}),
+            just_now(queue={"slot": 0.1}, finish_reasons=("length",)),
+            just_now(
+                version=2, ttft=2.0, seconds=4.0, queue={"kv": 1.5}, finish_reasons=("abort",)
+            ),
+            just_now(adapter="other", queue={}),
+            just_now(adapter=None, version=None, queue={}),
+            just_now(tenant="zen", adapter="secret", queue={"load": 3.0}),
+        ],
+        [
+            step_record(
+                time.time() - 2,
+                [StepShare("acme", "tone@1", 1, 30, 1), StepShare("zen", "secret@1", 0, 0, 5)],
+            )
+        ],
+    )
+
+
+@pytest.mark.parametrize("range_", list(SPANS))
+async def test_the_overview_has_the_sums_of_what_was_recorded(
+    tmp_path: Path, registry_url: str, range_: str
+):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await fill(at)
+        view: Overview = await get(browser, "overview", Overview, range=range_)
+        assert (view.totals.requests, view.totals.output_tokens) == (6, 66)
+        assert view.totals.good_requests == 5  # one was aborted
+        causes = msgspec.to_builtins(view.totals.causes)
+        assert sum(causes.values()) == pytest.approx(5.0)
+        columns = msgspec.to_builtins(view.causes)
+        for cause in CAUSES:
+            assert sum(v or 0 for v in columns[cause]) == pytest.approx(causes[cause])
+        assert len(view.window.times) == SPANS[view.window.range].seconds / view.window.step_seconds
+        assert view.totals.ttft.p50 == pytest.approx(0.4, rel=0.011)
+        assert {v for v in view.running if v is not None} == {3.0}
+
+
+async def test_gaps_are_no_zeros(tmp_path: Path, registry_url: str):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await fill(at)  # the engine was watched for the last two minutes
+        view: Overview = await get(browser, "overview", Overview, range="1h")
+        known = [value is not None for value in view.causes.turn]
+        assert known[-2:] == [True, True] and not any(known[:-4])
+        assert view.requests_rate[0] is None and view.ttft.p50[0] is None
+
+
+async def test_a_tenant_sees_its_own_and_nothing_of_others(tmp_path: Path, registry_url: str):
+    async with dashboard(tmp_path, registry_url) as at:
+        now = time.time()
+        owners = (AdapterOwner("zen", "secret@1"),)
+        at.recording.engine.stats_now = stats(
+            [
+                QueueStats(
+                    tenant=tenant, adapter=None, label="base", waiting=2, running=1, cause="turn",
+                    waited={}, oldest=1.0,
+                )
+                for tenant in ("acme", "zen")
+            ]
+        )  # fmt: skip
+        await fill(at)
+        at.recording.engine.generation = 1
+        await at.recording.record(
+            events=[SlotEvent(at=now, slot=0, digest="d" * 64, owners=owners, kind="resident")]
+        )
+        async with at.logged_in("acme:tenant") as browser:
+            pages = {
+                "overview": await get(browser, "overview", Overview),
+                "adapters": await get(browser, "adapters", Adapters),
+                "slots": await get(browser, "slots", Slots),
+                "batch": await get(browser, "batch", Batch),
+                "alerts": await get(browser, "alerts", Alerts),
+            }
+            texts = b"".join(map(msgspec.json.encode, pages.values()))
+            assert b"zen" not in texts and b"secret" not in texts
+            assert pages["overview"].totals.requests == 5
+            assert pages["overview"].running == []
+            assert {row.adapter for row in pages["adapters"].rows} == {"tone", "other", "base"}
+            [span] = pages["slots"].spans
+            assert (span.tenant, span.adapter) == (None, None)
+            assert [(w.tenant, w.waiting) for w in pages["slots"].waits] == [("acme", 2)]
+            for path in ("adapters/zen/secret", "adapters/zen/nothing", "adapters/acme/nothing"):
+                reply = await browser.get(f"/dashboard/api/{path}")
+                assert (reply.status_code, reply.json()["code"]) == (404, "adapter_not_found")
+            for table in ("adapters", "slots", "waits", "steps", "alerts"):
+                reply = await browser.get(f"/dashboard/api/export/{table}.csv")
+                assert reply.status_code == 200
+                assert "zen" not in reply.text and "secret" not in reply.text
+            reply = await browser.get(
+                "/dashboard/api/export/adapter-causes.csv?tenant=zen&adapter=secret"
+            )
+            assert reply.status_code == 404
+        async with at.logged_in("admin") as browser:
+            everything = await get(browser, "slots", Slots)
+            assert everything.spans[0].adapter == "secret"
+            assert len((await get(browser, "adapters", Adapters)).rows) == 4
+
+
+async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
+    tmp_path: Path, registry_url: str
+):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await at.service.registry.register_version("acme", "idle", upload("one"), FINGERPRINT)
+        await at.service.registry.register_version("acme", "tone", upload("two"), FINGERPRINT)
+        await fill(at)
+        for range_ in SPANS:
+            table: Adapters = await get(
+                browser, "adapters", Adapters, range=range_, sort="queue_p95"
+            )
+            names = [(row.tenant, row.adapter) for row in table.rows]
+            assert names[0] == ("zen", "secret")
+            assert names[1] == ("acme", "tone")
+            assert names[-1] == ("acme", "idle")
+            assert (table.total, table.known) == (5, 5)
+        tone = table.rows[1]
+        assert (tone.requests, tone.finishes.length, tone.finishes.abort) == (3, 1, 1)
+        assert sum(tone.spark_requests) == 3
+        assert tone.queue.p50 == pytest.approx(0.4, rel=0.011)
+        up: Adapters = await get(browser, "adapters", Adapters, sort="queue_p95", order="asc")
+        assert up.rows[-1].adapter == "idle"  # without a figure: last either way
+        page: Adapters = await get(
+            browser, "adapters", Adapters, sort="adapter", order="asc", offset=1, limit=2
+        )
+        assert [row.adapter for row in page.rows] == ["idle", "other"]
+        found: Adapters = await get(browser, "adapters", Adapters, search="ZEN/s")
+        assert ([row.adapter for row in found.rows], found.total, found.known) == (["secret"], 1, 5)
+        assert (await get(browser, "adapters", Adapters, search="%")).total == 0
+
+
+async def test_one_adapters_page_adds_up(tmp_path: Path, registry_url: str):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        registry = at.service.registry
+        for number, content in enumerate(("one", "two"), start=1):
+            made = await registry.register_version("acme", "tone", upload(content), FINGERPRINT)
+            assert made.version == number
+        await fill(at)
+        view: AdapterView = await get(browser, "adapters/acme/tone", AdapterView, range="5m")
+        assert view.row.requests == sum(v or 0 for v in view.requests) == 3
+        columns = msgspec.to_builtins(view.causes)
+        for cause, seconds in msgspec.to_builtins(view.row.causes).items():
+            assert sum(v or 0 for v in columns[cause]) == pytest.approx(seconds)
+        assert [(v.version, v.requests, v.share) for v in view.versions] == [
+            (2, 1, pytest.approx(1 / 3)), (1, 2, pytest.approx(2 / 3)),
+        ]  # fmt: skip
+        assert {k: sum(x or 0 for x in v) for k, v in view.version_requests.items()} == {
+            "1": 2, "2": 1,
+        }  # fmt: skip
+        assert [(a.alias, a.version) for a in view.aliases] == [("default", 2)]
+        slowest = view.slow_requests[0]
+        assert (slowest.version, slowest.ttft_seconds, slowest.finish_reason) == (2, 2.0, "abort")
+        assert sum(msgspec.to_builtins(slowest.causes).values()) == slowest.queue_seconds
+        assert slowest.timeline[0].state == "queued"
+        assert (await get(browser, "adapters/zen/base", AdapterView)).row.requests == 0
+
+
+async def test_a_version_that_forgot_its_end_is_called_out(tmp_path: Path, registry_url: str):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        registry = at.service.registry
+        await registry.register_version("acme", "tone", upload("one"), FINGERPRINT)
+        await at.recording.record([just_now() for _ in range(20)])
+        await registry.register_version("acme", "tone", upload("two"), FINGERPRINT)
+        runaway = [just_now(version=2, finish_reasons=("length",)) for _ in range(12)]
+        await at.recording.record(runaway)
+        view: AdapterView = await get(browser, "adapters/acme/tone", AdapterView)
+        newest, first = view.publishes
+        assert (newest.version, newest.previous, newest.verdict) == (2, 1, "never_stops")
+        assert (newest.before.stop, newest.after.length) == (20, 12)
+        assert (newest.before_length_share, newest.after_length_share) == (0.0, 1.0)
+        assert (first.version, first.previous, first.verdict) == (1, None, "fine")
+        desk = AlertDesk(registry.database)
+        await desk.look(time.time())
+        found: Alerts = await get(browser, "alerts", Alerts)
+        alert = next(alert for alert in found.alerts if alert.kind == "never_stops")
+        assert (alert.tenant, alert.adapter, alert.version) == ("acme", "tone", 2)
+        assert alert.severity == "critical" and alert.ended is None
+        await desk.look(time.time())  # again: still one
+        again: Alerts = await get(browser, "alerts", Alerts)
+        assert len(again.alerts) == len(found.alerts)
+
+
+async def test_an_alert_ends_when_it_is_not_found_any_more(registry_url: str):
+    now = time.time()
+    async with open_registry(registry_url) as registry:
+        desk = AlertDesk(registry.database, clock=lambda: now)
+        await desk.look(now - 60)
+
+        async def read() -> list[tuple[str, float, float | None]]:
+            rows = await registry.database.read(
+                lambda s: s.execute(text("SELECT kind, began, ended FROM alert"))
+            )
+            return [tuple(row) for row in rows]
+
+        began = now
+        assert await read() == [("engine_down", began, None)]
+        now += 10
+        await desk.look(now)
+        assert await read() == [("engine_down", began, None)]  # it may flap
+        now += CALM_SECONDS
+        await desk.look(now)
+        assert await read() == [("engine_down", began, began)]
+
+
+async def test_slots_and_batches(tmp_path: Path, registry_url: str):
+    owners = (AdapterOwner("acme", "tone@1"),)
+    now = time.time()
+
+    def happened(kind: str, ago: float, slot: int) -> SlotEvent:
+        return SlotEvent(at=now - ago, slot=slot, digest="d" * 64, owners=owners, kind=kind)
+
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await at.recording.record(
+            events=[
+                happened("loading", 90, 0), happened("resident", 80, 0),
+                happened("draining", 40, 0), happened("evicted", 30, 0),
+                happened("loading", 20, 1), happened("evicted", 10, 1),
+            ],
+            steps=[step_record(now - 5), step_record(now - 4)],
+        )  # fmt: skip
+        view: Slots = await get(browser, "slots", Slots)
+        assert [(s.slot, s.kind) for s in view.spans] == [
+            (0, "loading"), (0, "resident"), (0, "draining"), (1, "loading"),
+        ]  # fmt: skip
+        assert [(m.slot, m.kind) for m in view.marks] == [
+            (0, "loaded"), (0, "evicted"), (1, "failed"),
+        ]  # fmt: skip
+        assert (view.loads, view.evictions, view.slots_total) == (1, 1, 2)
+        batch: Batch = await get(browser, "batch", Batch)
+        assert sum(v or 0 for v in batch.steps) == 2
+        assert sum(v or 0 for v in batch.prefill_tokens) == 24
+        assert {v for v in batch.rows_mean if v is not None} == {3.0}
+        assert max(v or 0 for v in batch.step_seconds.p99) == pytest.approx(0.01, rel=0.011)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "throughput", "latency", "load", "causes", "adapters", "adapter-causes", "adapter-latency",
+        "adapter-finishes", "adapter-traffic", "adapter-versions", "adapter-publishes",
+        "adapter-requests", "slots", "waits", "steps", "step-times", "alerts",
+    ],
+)  # fmt: skip
+async def test_every_chart_and_table_is_had_as_csv(tmp_path: Path, table: str):
+    async with dashboard(tmp_path) as at, at.logged_in() as browser:
+        await fill(at)
+        reply = await browser.get(
+            f"/dashboard/api/export/{table}.csv",
+            params={"range": "5m", "tenant": "acme", "adapter": "tone"},
+        )
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith("text/csv")
+        assert f'filename="loraplex-{table}-5m.csv"' in reply.headers["content-disposition"]
+        heading, *rows = csv.reader(io.StringIO(reply.text))
+        assert all(len(row) == len(heading) for row in rows)
+        assert not any(cell.startswith(FORMULA) for row in rows for cell in row)
+
+
+def test_no_cell_is_a_formula():
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "plain", "a=b"]
+    rows = list(csv.reader(io.StringIO(to_csv(Table(["x"], [[text] for text in texts])))))
+    assert [row[0] for row in rows[1:]] == [
+        "'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\tx", "'\rx", "plain", "a=b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "overview?range=2h", "adapters?sort=password", "adapters?limit=0", "adapters?limit=1000",
+        "adapters?offset=-1", "events?topics=everything", "export/keys.csv",
+        "export/adapter-keys.csv?tenant=acme&adapter=base", "adapters?search=" + "x" * 200,
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_shown_is_refused_by_name(tmp_path: Path, path: str):
+    async with dashboard(tmp_path) as at, at.logged_in() as browser:
+        reply = await browser.get(f"/dashboard/api/{path}")
+        assert reply.status_code == 400
+        assert reply.headers["content-type"] == "application/problem+json"
+
+
+async def test_an_adapter_that_lost_its_traffic_leaves_the_table(registry_url: str):
+    now = time.time()
+    async with open_registry(registry_url) as registry:
+        recording = Recording(registry, ToldEngine())
+        await recording.record([just_now()])
+        standings = Standings(registry.database, clock=lambda: now)
+        assert await standings.refresh("5m") == 1
+        assert await standings.refresh("5m") == 0  # nothing has changed
+        now += SPANS["5m"].seconds + 20
+        assert await standings.refresh("5m") == 1
+        rows = await registry.database.read(
+            lambda s: s.execute(text("SELECT 1 FROM adapter_standing WHERE span = 300"))
+        )
+        assert rows.all() == []
