@@ -101,6 +101,11 @@ def requires_inference_scope(connection: Connection, _: BaseRouteHandler) -> Non
     _require(connection.user, "inference")
 
 
+def requires_metrics_scope(connection: Connection, _: BaseRouteHandler) -> None:
+    """Only a key that reads metrics, or an admin, may."""
+    _require(connection.user, "metrics")
+
+
 def requires_any_tenant_scope(connection: Connection, _: BaseRouteHandler) -> None:
     """Any key that calls models or manages adapters may, and so may an admin."""
     if "tenant" not in connection.user.scopes:

@@ -8,11 +8,15 @@ from litestar.response import Response
 
 from loraplex.errors import as_api_error, is_openai_path, openai_body, problem_body
 from loraplex.logs import log_unexpected
+from loraplex.metrics.process_metrics import ProcessMetrics
 
 
 def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Return the reply for an exception, in the shape that its path promises."""
     answer = as_api_error(error)
+    counts: ProcessMetrics | None = request.app.state.get("process_metrics")
+    if counts is not None:
+        counts.refused(answer.code, answer.status)
     if answer.code == "internal_error":
         log_unexpected(request.scope, error)
     if is_openai_path(request.scope["path"]):

@@ -133,6 +133,13 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of which this is one. Without Redis each counts its part of a tenant's rates."""
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may read metrics without a key."""
+
+    metrics_fd: int | None = None
+    """A listening socket on loopback that this process inherits, for `/metrics` alone."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the engine is, and the model that it runs."""
 
@@ -153,6 +160,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connections: ConnectionLimits = msgspec.field(default_factory=ConnectionLimits)
     streams: StreamSettings = msgspec.field(default_factory=StreamSettings)
     processes: ProcessSettings = msgspec.field(default_factory=ProcessSettings)
+    metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **given: Any) -> Self:

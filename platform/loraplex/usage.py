@@ -76,6 +76,11 @@ class UsageRecorder:
         self._is_behind = False
         """Whether the database did not take the last batch."""
 
+    @property
+    def num_pending(self) -> int:
+        """Rows that are not written yet."""
+        return len(self._queue)
+
     def record(self, usage: UsageRecord) -> None:
         """Queue a row; synchronous, so that it works while a task is being cancelled."""
         if len(self._queue) >= self._max_queued:

@@ -16,6 +16,7 @@ from loraplex.supervisor.data_dir import default_data_dir
 )  # fmt: skip
 @click.option(
     "--adapter-root", "adapter_roots", multiple=True, metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
     help="Folder under which admins may register adapters by file://. Repeatable.",
 )  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -60,7 +61,27 @@ from loraplex.supervisor.data_dir import default_data_dir
               help="An API process that stands still for so long is started anew.")  # fmt: skip
 @click.option("--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
               help="What running requests get after SIGTERM.")  # fmt: skip
+@click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="LORAPLEX_METRICS_PORT",
+              help="Also serve /metrics on 127.0.0.1 at this port, without a key; of further API "
+              "processes at the ports after it.")  # fmt: skip
+@click.option("--metrics-adapters", type=click.IntRange(0), default=50, show_default=True,
+              envvar="LORAPLEX_METRICS_ADAPTERS",
+              help="Adapters with metrics of their own: those with most traffic.")  # fmt: skip
+@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), default=500.0,
+              show_default=True, envvar="LORAPLEX_SLO_TTFT_MS",
+              help="Goodput counts requests with a first token within so long,")  # fmt: skip
+@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), default=80.0,
+              show_default=True, envvar="LORAPLEX_SLO_TPOT_MS",
+              help="and with so long between two tokens on average.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Where the model runs. No GPU has run this release: docs/gpu.md.")  # fmt: skip
+@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), default=0.9,
+              show_default=True, help="Of a GPU's memory, at most.")  # fmt: skip
+@click.option("--async-scheduling/--no-async-scheduling", default=None,
+              help="Plan a decode step while one runs; by default on a GPU only.")  # fmt: skip
+@click.option("--decode-ladder/--no-decode-ladder", default=None,
+              help="Decode on static buffers, in CUDA graphs; by default on a GPU only.")  # fmt: skip
 def serve(
     model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
     host: str, port: int, data_dir: Path,
@@ -68,7 +89,10 @@ def serve(
     max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
     dtype: str, quantization: str | None, no_prefix_cache: bool, workers: int,
-    api_silence_seconds: float, drain_seconds: float, threads: int | None,
+    api_silence_seconds: float, drain_seconds: float, metrics_port: int | None,
+    metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, threads: int | None,
+    device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
+    decode_ladder: bool | None,
 ) -> None:  # fmt: skip
     """Serve a base model and the adapters of its tenants, on the OpenAI API.
 
@@ -89,6 +113,7 @@ def serve(
         workers=workers,
         api_silence_seconds=api_silence_seconds,
         drain_seconds=drain_seconds,
+        metrics_port=metrics_port,
         engine={
             "dtype": dtype,
             "quantization": quantization,
@@ -104,7 +129,14 @@ def serve(
             "num_kv_blocks": num_kv_blocks,
             "enable_prefix_cache": not no_prefix_cache,
             "num_threads": threads,
+            "device": device,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "async_scheduling": async_scheduling,
+            "decode_ladder": decode_ladder,
             "drain_seconds": drain_seconds,
+            "metrics_adapters": metrics_adapters,
+            "slo_ttft_ms": slo_ttft_ms,
+            "slo_tpot_ms": slo_tpot_ms,
         },
     )
     try:

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from loraplex.supervisor.data_dir import (
     write_admin_key,
 )
 from loraplex.supervisor.supervise import Service, listen, supervise
+from loraplex.tracing.choose import is_traced
 
 
 class ServeError(Exception):
@@ -61,6 +62,8 @@ class ServeOptions:
     """API processes."""
     api_silence_seconds: float = 10.0
     drain_seconds: float = 30.0
+    metrics_port: int | None = None
+    """Of the first API process, on loopback."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `EngineArgs`; None means automatic."""
 
@@ -79,12 +82,16 @@ async def serve(options: ServeOptions) -> None:
             settings = _settings(options, model_dir, data, engine.socket_path)
             await _prepare_schema(settings.storage.database_url)
             await _prepare_registry(data, settings, (model_dir.name, *options.served_model_names))
-            with _listen(options.host, options.port) as listener:
+            with (
+                _listen(options.host, options.port) as listener,
+                _metrics_listeners(options) as metrics_listeners,
+            ):
                 url = _url(options.host, listener.getsockname()[1])
                 service = Service(
                     engine=engine,
                     api=settings,
                     listener=listener,
+                    metrics_listeners=metrics_listeners,
                     workers=options.workers,
                     api_silence_seconds=options.api_silence_seconds,
                     drain_seconds=options.drain_seconds,
@@ -132,15 +139,26 @@ def check_model(model: str, model_dir: Path) -> None:
         ) from None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+@contextlib.contextmanager
+def _metrics_listeners(options: ServeOptions) -> Generator[tuple[socket.socket, ...]]:
+    """One an API process, at consecutive ports; none where metrics have no port of their own."""
+    first = options.metrics_port
+    with contextlib.ExitStack() as stack:
+        ports = [] if first is None else [first and first + n for n in range(options.workers)]
+        yield tuple(
+            stack.enter_context(_listen("127.0.0.1", port, "--metrics-port")) for port in ports
+        )
+
+
+def _listen(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
         match error.errno:
             case errno.EADDRINUSE:
-                fix = "stop what uses the port, or choose another with --port"
+                fix = f"stop what uses the port, or choose another with {option}"
             case errno.EACCES:
-                fix = "choose a port above 1023 with --port"
+                fix = f"choose a port above 1023 with {option}"
             case _:
                 fix = "choose an address of this machine with --host, as 127.0.0.1 or 0.0.0.0"
         # The library's own text repeats the address.
@@ -187,6 +205,7 @@ def _settings(
     check_admin_key(settings.auth.admin_key)
     _check_shared(options.workers, settings.storage)
     _check_sources(settings.sources)
+    is_traced(os.environ)  # raises where an API process could not do what is asked
     if settings.storage.redis_url is not None:
         try:
             RedisCache(settings.storage.redis_url, "")
