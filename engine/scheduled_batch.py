@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.grammar.cursor import GrammarCursor
-from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # what lays steps out, and runs them, reads no parameters
+    from engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     """What the sampler needs to draw the next token of a row."""
 
-    params: SamplingParams
+    params: "SamplingParams"
     choices: tuple[int, ...]
     """Choice indices drawn from this row: one, or all `n` where a shared prefill ends."""
     token_ids: SequenceOf[int]

@@ -3,14 +3,16 @@
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from adapter_store.base_model import BaseModel
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:  # see engine.models.decoder
+    from adapter_store.base_model import BaseModel
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")
 _UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -21,7 +23,7 @@ class WeightReader:
     """Tensors of one base model; a context manager, since shards stay mapped while it is open."""
 
     def __init__(
-        self, base: BaseModel, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self, base: "BaseModel", dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self._tensors = base.tensors
         self._dtype = dtype

@@ -3,7 +3,6 @@
 import torch
 
 from engine.ops.native_library import NativeLibrary, load_native_library
-from engine.ops.native_ops import NativeOps
 from engine.ops.protocol import DecoderOps
 from engine.ops.torch_ops import TorchOps
 from lora_kernels.errors import KernelUnavailable
@@ -27,6 +26,9 @@ def choose_ops(choice: str = "auto", *, library: NativeLibrary | None = None) ->
         if choice == "auto":
             return TorchOps(str(error))
         raise
+    # Late: a GPU's path, which chooses no CPU kernels, does without its logging.
+    from engine.ops.native_ops import NativeOps
+
     name = instruction_set or list(library.instruction_sets)[-1]
     if name not in library.instruction_sets:
         raise KernelUnavailable(

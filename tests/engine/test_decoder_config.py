@@ -36,7 +36,11 @@ def model(originals, tmp_path):
         ("llama", {"model_type": None}, "model_type None"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"quantization_config\.quant_method is 'gptq'.* serve the original one",
+        ),
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3"),
         ("llama", {"head_dim": 15}, "head_dim"),
         ("llama", {"is_causal": False}, "is_causal is False"),

@@ -31,6 +31,7 @@ class ModelLab:
         *,
         dtype: str = "float32",
         max_model_len: int | None = None,
+        quantization: str | None = None,
         **overrides: Any,
     ) -> None:
         self._folder = folder
@@ -45,6 +46,7 @@ class ModelLab:
             max_loras=4,
             max_model_len=max_model_len,
             self_test=False,
+            quantization=quantization,
             make_sampler=lambda vocab_size, eos: self.sampler,
         )
         self._references: dict[Path | None, PeftReference] = {}
