@@ -35,6 +35,7 @@ from engine.zmq_client import ZmqEngineClient
 from loraplex.adapter_cache import fetch_from
 from loraplex.app import create_app
 from loraplex.drain import answering_when_cut
+from loraplex.heartbeats import Heartbeats
 from loraplex.http_protocol import bounded_http
 from loraplex.limits.shared_rates import open_rates
 from loraplex.services import Backends, Services
@@ -54,8 +55,11 @@ async def open_backends(
     storage = settings.storage
     async with (
         _shared_cache(storage) as shared_cache,
+        Heartbeats(
+            storage.redis_url, storage.database_url, expected=settings.processes.api_processes
+        ) as heartbeats,
         open_rates(
-            storage.redis_url, storage.database_url, settings.processes.api_processes,
+            storage.redis_url, storage.database_url, lambda: heartbeats.num_alive,
             is_away=lambda: shared_cache.is_degraded,
         ) as rates,
     ):  # fmt: skip
@@ -71,7 +75,7 @@ async def open_backends(
             yield Backends(
                 engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer,
                 base_model=base, shared_cache=shared_cache, sources=_sources(settings),
-                rates=rates,
+                rates=rates, heartbeats=heartbeats,
             )  # fmt: skip
         finally:
             await engine.close()

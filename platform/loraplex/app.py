@@ -46,6 +46,7 @@ from loraplex.openai.completions_controller import CompletionsController
 from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.models_controller import ModelsController
 from loraplex.openai.tokenize_controller import TokenizeController, service_version
+from loraplex.processes_controller import ProcessController
 from loraplex.request_id import add_request_id
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
@@ -137,6 +138,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     return Litestar(
         route_handlers=[
             EngineController,
+            ProcessController,
             HealthController,
             TenantController,
             KeyController,

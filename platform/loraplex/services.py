@@ -17,6 +17,7 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
+from loraplex.heartbeats import Heartbeats
 from loraplex.dashboard.live import LiveSource
 from loraplex.dashboard.sessions import Sessions
 from loraplex.limits.rate_limiter import RateLimiter
@@ -38,6 +39,7 @@ class Backends:
     shared_cache: SharedCache = field(default_factory=OneProcess)
     sources: AdapterSources = field(default_factory=lambda: AdapterSources(SourcePolicy()))
     rates: SharedRates = field(default_factory=SharedRates)
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,3 +28,14 @@ async def test_two_processes_let_no_more_pass_than_the_limit(world: World, both:
         assert left == {"0"}
     finally:
         (await b.put(quota, json={})).raise_for_status()
+
+
+async def test_both_processes_are_listed_as_alive_whoever_is_asked(world: World, both: Both):
+    async with asyncio.timeout(30):
+        for client, pid in zip(both, world.apis.pids(), strict=True):
+            while True:
+                listed = (await client.get("/admin/processes")).raise_for_status().json()["data"]
+                if {process["pid"] for process in listed} == set(world.apis.pids()):
+                    break
+                await asyncio.sleep(0.1)
+            assert [p["pid"] for p in listed if p["answered"]] == [pid]

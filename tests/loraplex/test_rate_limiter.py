@@ -184,7 +184,7 @@ async def test_a_redis_known_to_be_away_is_not_asked(redis_server: RedisServer):
 
 class opened:
     def __init__(self, server: RedisServer, is_away: Callable[[], bool] = lambda: False) -> None:
-        self._rates = open_rates(server.url, "test", 3, is_away)
+        self._rates = open_rates(server.url, "test", lambda: 3, is_away)
 
     async def __aenter__(self) -> RateLimiter:
         self._limiter = RateLimiter(await self._rates.__aenter__())

@@ -40,13 +40,16 @@ class Charge(NamedTuple):
 
 
 class SharedRates:
-    """Counts by key. No method raises: a Redis that is away is done without."""
+    """Counts by key. No method raises: a Redis that is away is done without.
+
+    `num_processes` are then those among which a limit is shared out.
+    """
 
     def __init__(
         self,
         shared: RateCounter | None = None,
         *,
-        num_processes: int = 1,
+        num_processes: Callable[[], int] = lambda: 1,
         is_away: Callable[[], bool] = lambda: False,
         local: RateCounter | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -67,7 +70,7 @@ class SharedRates:
             except _FAILURES as error:
                 self._lost(error)
         if self._shared is not None:
-            limit = max(1, limit // self._num_processes)
+            limit = max(1, limit // max(1, self._num_processes()))
         taken = await self._local.take(key, limit, amount)
         return _charge(taken, limit, key, amount, self._local)
 
@@ -96,7 +99,10 @@ def _charge(taken: Taken, limit: int, key: str, amount: int, counter: RateCounte
 
 @asynccontextmanager
 async def open_rates(
-    redis_url: str | None, service: str, num_processes: int, is_away: Callable[[], bool]
+    redis_url: str | None,
+    service: str,
+    num_processes: Callable[[], int],
+    is_away: Callable[[], bool],
 ) -> AsyncGenerator[SharedRates]:
     """Connect to Redis, if there is one, when it is first used.
 

@@ -1,0 +1,128 @@
+"""Which API processes are alive: each says so in Redis, once a second, and reads who else does.
+
+Written by the processes themselves: one that hangs falls silent, whatever its supervisor thinks.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import structlog
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+_log = structlog.get_logger("loraplex.heartbeats")
+
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 5.0
+"""Who has said nothing for so long counts as dead. Clocks of one host: no skew is allowed for."""
+_FORGOTTEN_SECONDS = 60.0
+_CALL_SECONDS = 0.25
+_FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class ApiProcess(msgspec.Struct, frozen=True):
+    """An API process. `id` is random; times are Unix seconds."""
+
+    id: str
+    pid: int
+    host: str
+    started_at: float
+
+
+class Heartbeats:
+    """Enter it to begin. Without a `redis_url` there is one process, this one.
+
+    `service` tells services that share a Redis apart. No method raises; while Redis is away, those
+    count that were alive when it was last heard of.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        service: str = "",
+        *,
+        expected: int = 1,
+        clock: Callable[[], float] = time.time,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._beat_seconds = beat_seconds
+        self._expected = expected
+        self.me = ApiProcess(secrets.token_hex(8), os.getpid(), socket.gethostname(), clock())
+        self._said = msgspec.json.encode(self.me)
+        self._name = f"loraplex:{hashlib.sha256(service.encode()).hexdigest()[:16]}:alive"
+        self._redis: Any = None if redis_url is None else _connect(redis_url)
+        self._alive: dict[bytes, float] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._redis is not None:
+            await self._try_to_beat()
+            self._task = asyncio.create_task(self._run(), name="heartbeats")
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        with contextlib.suppress(*_FAILURES):
+            await self._redis.zrem(self._name, self._said)  # it ends: others need not wait
+        with contextlib.suppress(*_FAILURES):
+            await self._redis.aclose()
+
+    @property
+    def num_alive(self) -> int:
+        """API processes, this one included. Before Redis was heard of: as many as were started."""
+        return self._expected if self._alive is None else max(1, len(self._alive))
+
+    def alive(self) -> list[tuple[ApiProcess, float]]:
+        """Each with when it last said so, the oldest process first."""
+        if self._alive is None:
+            return [(self.me, self._clock())]
+        found = [(msgspec.json.decode(s, type=ApiProcess), at) for s, at in self._alive.items()]
+        return sorted(found, key=lambda entry: (entry[0].started_at, entry[0].id))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_seconds)
+            await self._try_to_beat()
+
+    async def _try_to_beat(self) -> None:
+        try:
+            await self.beat()
+        except _FAILURES as error:
+            _log.debug("heartbeat_not_written", error=type(error).__name__)
+
+    async def beat(self) -> None:
+        """Say that this process is alive and read who else is, in one round trip."""
+        now = self._clock()
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.zadd(self._name, {self._said: now})
+            pipeline.zremrangebyscore(self._name, "-inf", now - _FORGOTTEN_SECONDS)
+            pipeline.expire(self._name, int(_FORGOTTEN_SECONDS))
+            pipeline.zrangebyscore(self._name, now - SILENT_SECONDS, "+inf", withscores=True)
+            *_, found = await pipeline.execute()
+        self._alive = {bytes(member): float(score) for member, score in found}
+
+
+def _connect(url: str) -> Any:
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=2, timeout=_CALL_SECONDS, socket_timeout=_CALL_SECONDS,
+        socket_connect_timeout=_CALL_SECONDS, retry=Retry(NoBackoff(), 0),
+    )  # fmt: skip
+    return Redis.from_pool(pool)
