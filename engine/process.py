@@ -32,7 +32,7 @@ from engine.telemetry.recorder import RecorderConfig
 from engine.telemetry.records import Objective
 
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = {"cpu": 32, "cuda": 256}
-DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 256, "cuda": 2048}
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 224, "cuda": 2048}
 
 
 def main(argv: Sequence[str]) -> int:
