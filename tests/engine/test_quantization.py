@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from engine.build_runner import build_runner
+from engine.device.build import build_device_runner
+from engine.device.setup import interpreter_setup
 from engine.engine_args import EngineArgs
 from engine.errors import ConfigError
 from engine.process import build_parts
 from engine.quantization.choose import QUANTIZATIONS, choose_scheme
 from engine.quantization.scheme import Scheme
+from tests.support.hand_driver import GreedySampler, HandDriver
 from tests.support.model_lab import ModelLab, prompt_of
 from tests.support.peft_reference import PeftReference, assert_exact
 from tests.support.quantized_models import dequantized_copy
@@ -224,9 +227,47 @@ def test_the_engine_reports_it_and_adapters_bind_as_they_did(tmp_path):
         parts.close()
 
 
+def test_a_devices_runner_takes_it_too(tmp_path):
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    folder = make_tiny_model(tmp_path / "model", "llama", **shape)
+    sampler = GreedySampler()
+    built = build_device_runner(
+        folder,
+        interpreter_setup(max_loras=1, max_lora_rank=8),
+        dtype="float32",
+        num_kv_blocks=8,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+        make_sampler=lambda vocab_size, eos: sampler,
+        quantization="nf4",
+    )
+    driver = HandDriver(built.runner, sampler, 8)
+    sequence = driver.add(prompt_of(9), None)
+    driver.generate([sequence], 2, chunk=16)
+    copy = dequantized_copy(folder, tmp_path / "dequantized", scheme_of("nf4"))
+    reference = PeftReference(copy).greedy(prompt_of(9), 2)
+    assert_exact(sequence.output, reference)
+    assert (sequence.logits[0] - reference.logits[0]).abs().max() < LOGIT_TOLERANCE
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory):
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+def test_the_self_test_at_start_holds(tmp_path, name, dtype):
+    folder = make_tiny_model(tmp_path / "model", "qwen2", **WIDE)
+    built = build_runner(folder, dtype=dtype, num_kv_blocks=4, quantization=name)
+    assert built.invariance is not None and built.invariance.holds
 
 
 @pytest.mark.parametrize(
