@@ -15,18 +15,26 @@ from engine.scheduled_batch import SamplingRow, ScheduledBatch, ScheduledRow
 from engine.sequence import Sequence
 from engine.step_plan import StepPlan
 
+MAX_IN_A_ROW = 32
+"""Steps planned ahead while somebody waits; then one is planned as ever, so that whatever changes
+slowly (counters, what a wait is put down to) is seen."""
 PENDING_TOKEN = 0
 """Stands for a token that the step before draws."""
 
 
-def plan_ahead(current: StepPlan, lifecycle: Lifecycle, config: SchedulerConfig) -> StepPlan | None:
+def plan_ahead(
+    current: StepPlan, lifecycle: Lifecycle, config: SchedulerConfig, num_in_a_row: int
+) -> StepPlan | None:
     """Decode once more what runs, given the plan that is being run; None where it cannot be known.
 
-    Every row that goes on has its next block afterwards.
+    `num_in_a_row` steps were planned ahead up to now. Every row that goes on has its next block
+    afterwards.
     """
     if config.policy == "static" or current.fillers or lifecycle.slots.has_notices:
         return None
-    if lifecycle.waiting.num_waiting and not _is_admission_shut(lifecycle, config):
+    if lifecycle.waiting.num_waiting and (
+        num_in_a_row >= MAX_IN_A_ROW or not _is_admission_shut(lifecycle, config)
+    ):
         return None
     blocks, block_size = lifecycle.blocks, lifecycle.blocks.block_size
     plan = StepPlan(config.max_num_batched_tokens)
@@ -67,8 +75,9 @@ def ahead_batch(current: StepPlan, plan: StepPlan, block_size: int) -> Scheduled
 def _is_admission_shut(lifecycle: Lifecycle, config: SchedulerConfig) -> bool:
     """Whether nobody could be admitted, nor be promised a slot, while all that runs goes on."""
     waiting, gate = lifecycle.waiting, lifecycle.gate
+    is_full = lifecycle.running.num_seats >= config.max_num_seqs
     return (
-        lifecycle.running.num_seats >= config.max_num_seqs
+        (is_full or (waiting.ready.min() is None and waiting.resuming.min() is None))
         and gate.oldest_claim is None
         and waiting.unplaced.min() is None
         and not (gate.can_hasten and waiting.unfetched.min() is not None)

@@ -67,6 +67,8 @@ class Scheduler:
         self._plan = StepPlan(0)
         self._ahead: StepPlan | None = None
         """Of the step after that of `_plan`, where it was planned before that one's commit."""
+        self._num_ahead = 0
+        """Steps planned ahead since the last one that was not."""
         self._outputs = Outputs()
         self._requests: dict[Hashable, dict[int, Request]] = {}
         self._num_arrivals = 0
@@ -152,6 +154,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan a step. A batch with rows is to be computed and committed before the next call."""
         self._time.tick()
+        self._num_ahead = 0
         self._step_began = self._time.now
         self._plan = StepPlan(self._config.max_num_batched_tokens)
         self._lifecycle.waiting.stop_at(None, "turn")
@@ -166,9 +169,10 @@ class Scheduler:
         """
         assert self._ahead is None, "a step is planned ahead already"
         self._time.tick()
-        self._ahead = plan_ahead(self._plan, self._lifecycle, self._config)
+        self._ahead = plan_ahead(self._plan, self._lifecycle, self._config, self._num_ahead)
         if self._ahead is None:
             return None
+        self._num_ahead += 1
         self._lifecycle.gate.begin_step(is_idle=False)
         return ahead_batch(self._plan, self._ahead, self._config.block_size)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from itertools import groupby
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from engine.adapter_source import Runner
 from engine.messages import EndCalls
 from engine.overlapped_runner import OverlappedRunner
+from engine.plan_ahead import MAX_IN_A_ROW
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from tests.support.memory_engine import MemoryEngine, Overlap, draw, expected_output, request
 from tests.support.scripted_engine import ScriptedRunner
@@ -113,6 +115,18 @@ def test_the_batches_of_a_full_engine_with_a_queue_are_those_of_the_synchronous_
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
+def test_while_somebody_waits_one_step_in_so_many_is_planned_as_ever(overlap: Overlap):
+    engine = engine_of(overlap, max_num_seqs=1)
+    engine.add(request(1, [1], max_tokens=3 * MAX_IN_A_ROW))
+    engine.add(request(2, [2], max_tokens=2))
+    engine.run()
+    is_ahead = [bool(batch.follows) for batch in engine.runner.batches]
+    runs = [len(list(group)) for key, group in groupby(is_ahead) if key]
+    assert max(runs) == MAX_IN_A_ROW and len(runs) >= 3
+    engine.assert_as_alone(1)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
 def test_a_stop_token_costs_one_row_that_is_dropped_and_counted_nowhere(overlap: Overlap):
     history = [1, 2, 3]
     for _ in range(6):
@@ -187,12 +201,28 @@ def test_an_adapter_that_arrives_while_others_decode_gets_its_slot_at_once(overl
     engine.add(request(2, [2], adapter="a", max_tokens=3))
     for _ in range(5):
         engine.step()
+    assert len(ahead_batches(engine)) >= 3, "who waits for a load holds up nobody"
     engine.source.deliver("a")
     for _ in range(3):
         engine.step()
     assert engine.choice(2)[0]
     engine.run()
     engine.assert_as_alone(1)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_who_waits_for_a_quota_holds_up_nobody_and_is_admitted_when_it_may(overlap: Overlap):
+    engine = engine_of(overlap)
+    engine.add(request(1, [1], max_tokens=12, max_concurrent=1))
+    engine.add(request(2, [2], max_tokens=3, max_concurrent=1))
+    engine.add(request(3, [3], tenant="u", max_tokens=30))
+    for _ in range(9):
+        engine.step()
+    assert len(ahead_batches(engine)) >= 7 and not engine.choice(2)[0]
+    engine.run()
+    for number in (1, 2, 3):
+        engine.assert_as_alone(number)
+    assert engine.first_token_at[2] - engine.finished_at[1] <= 2 * engine.step_seconds
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
