@@ -41,6 +41,8 @@ class Figures:
     """Tokens of outputs as a share of the rows that could have drawn one; over the whole run."""
     num_preemptions: int
     num_loads: int
+    """Adapters brought to host memory; `num_installs`: put into a slot."""
+    num_installs: int
     queue_ms: dict[str, float]
     """Mean milliseconds in the queue by cause."""
     longest_wait_ms: float
@@ -106,6 +108,7 @@ def figures(
         slot_efficiency=report.num_output_tokens / report.num_rows if report.num_rows else 0.0,
         num_preemptions=report.num_preemptions,
         num_loads=report.num_loads,
+        num_installs=report.num_installs,
         queue_ms=_mean_by_cause(served),
         longest_wait_ms=max(queue, default=0.0) * 1e3,
         kv_use=use.mean(use.kv_seconds) / num_kv_blocks,

@@ -113,6 +113,7 @@ def _finish(replica: Simulation, figures: FleetFigures) -> None:
     figures.use.merge(report.use)
     figures.num_preemptions += report.num_preemptions
     figures.num_loads += report.num_loads
+    figures.num_installs += report.num_installs
     figures.num_rows += report.num_rows
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.simulation.figures import Slo
+from engine.simulation.figures import Figures, Slo
 from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.record import RequestRecord
 from engine.simulation.use import UseMeter
@@ -54,6 +54,7 @@ class FleetFigures:
     use: UseMeter = field(default_factory=UseMeter)
     num_preemptions: int = 0
     num_loads: int = 0
+    num_installs: int = 0
     num_rows: int = 0
 
     def take(self, replica: int, record: RequestRecord) -> None:
@@ -92,7 +93,7 @@ class FleetFigures:
         """Add another part of the fleet."""
         for name in (
             "num_requests", "num_refused", "num_good", "num_output_tokens", "num_preemptions",
-            "num_loads", "num_rows",
+            "num_loads", "num_installs", "num_rows",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_arrival = min(self.first_arrival, other.first_arrival)
@@ -120,6 +121,35 @@ class FleetFigures:
     def goodput(self) -> float:
         """Requests that meet the SLO, as a share of all."""
         return self.num_good / self.num_requests if self.num_requests else 0.0
+
+    def as_figures(self, num_kv_blocks: int) -> Figures:
+        """As those of one replica; rates are of all together, and use is of one on average."""
+        num = max(1, self.num_requests)
+        return Figures(
+            num_requests=self.num_requests,
+            num_refused=self.num_refused,
+            seconds=self.seconds,
+            output_tokens_per_second=self.output_tokens_per_second,
+            ttft_p50_ms=1e3 * self.ttft.quantile(0.5),
+            ttft_p99_ms=1e3 * self.ttft.quantile(0.99),
+            tpot_p50_ms=1e3 * self.tpot.quantile(0.5),
+            tpot_p99_ms=1e3 * self.tpot.quantile(0.99),
+            gap_p50_ms=1e3 * self.gap.quantile(0.5),
+            gap_p99_ms=1e3 * self.gap.quantile(0.99),
+            queue_p50_ms=1e3 * self.queue.quantile(0.5),
+            queue_p99_ms=1e3 * self.queue.quantile(0.99),
+            goodput=self.goodput,
+            slot_efficiency=self.num_output_tokens / self.num_rows if self.num_rows else 0.0,
+            num_preemptions=self.num_preemptions,
+            num_loads=self.num_loads,
+            num_installs=self.num_installs,
+            queue_ms={cause: 1e3 * sum_ / num for cause, sum_ in self.queue_seconds.items()},
+            longest_wait_ms=1e3 * self.queue.highest,
+            kv_use=self.use.mean(self.use.kv_seconds) / num_kv_blocks,
+            kv_peak=self.use.kv_peak / num_kv_blocks,
+            slots_used=self.use.mean(self.use.slot_seconds),
+            running=self.use.mean(self.use.running_seconds),
+        )
 
     @property
     def jain(self) -> float:

@@ -38,6 +38,18 @@ class Gpu:
         """Operations a second."""
         return self.flops_share * self.flops
 
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte at which both limits meet; of the peaks, as they are quoted.
+
+        A decode step does about as many for each byte of bfloat16 weights as it has rows: below a
+        batch of this size it is bound by memory.
+
+        >>> [f"{gpu.name} {gpu.ridge:.0f}" for gpu in GPUS]
+        ['H100 295', 'H200 206', 'A100 153', 'L40S 419']
+        """
+        return self.flops / self.bandwidth
+
 
 H100 = Gpu(
     name="H100", bandwidth=3.35e12, flops=989e12, memory=80e9,
@@ -97,7 +109,17 @@ class RooflineStepTime:
         )
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """A step of `batch` decodes, each with `context` positions."""
+        """A step of `batch` decodes, each with `context` positions.
+
+        >>> from engine.simulation.model_shape import LLAMA_3_1_8B
+        >>> for gpu in GPUS:
+        ...     step = RooflineStepTime(LLAMA_3_1_8B, gpu).decode_seconds
+        ...     print(f"{gpu.name:4} {[round(b / step(b, 1125)) for b in (1, 64, 256)]} tokens/s")
+        H100 [153, 6391, 12440] tokens/s
+        H200 [212, 8964, 17640] tokens/s
+        A100 [96, 3967, 7645] tokens/s
+        L40S [42, 1712, 3267] tokens/s
+        """
         return self.of_sums(batch, batch * context, batch * context)
 
     def prefill_seconds(self, num_tokens: float) -> float:

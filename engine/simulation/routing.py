@@ -23,7 +23,9 @@ Route = Callable[[float, str | None, float], int]
 
 SLACK = 1.25
 MEMORY_SECONDS = 10.0
-_LARGEST_WEIGHT = 1e200
+LIGHT_LOAD = 20_000.0
+"""Tokens in that time with which a replica is never too busy: few requests are no imbalance."""
+_LARGEST_EXPONENT = 400.0
 
 
 def make_route(routing: Routing, num_replicas: int) -> Route:
@@ -47,13 +49,15 @@ class AffinityRouter:
 
     def __call__(self, now: float, adapter: str | None, num_tokens: float) -> int:
         """See `Route`."""
-        weight = math.exp((now - self._start) / MEMORY_SECONDS)
-        if weight > _LARGEST_WEIGHT:
-            self._loads = [load / weight for load in self._loads]
-            self._total /= weight
-            self._start, weight = now, 1.0
+        exponent = (now - self._start) / MEMORY_SECONDS
+        if exponent > _LARGEST_EXPONENT:
+            faded = math.exp(-exponent)
+            self._loads = [load * faded for load in self._loads]
+            self._total *= faded
+            self._start, exponent = now, 0.0
+        weight = math.exp(exponent)
         added = num_tokens * weight
-        replica = self._choose(adapter, added)
+        replica = self._choose(adapter, added, LIGHT_LOAD * weight)
         self._loads[replica] += added
         self._total += added
         return replica
@@ -67,16 +71,16 @@ class AffinityRouter:
             self._orders[adapter] = order
         return order
 
-    def _choose(self, adapter: str | None, added: float) -> int:
+    def _choose(self, adapter: str | None, added: float, light: float) -> int:
         loads = self._loads
         if adapter is None:
             return loads.index(min(loads))
-        most = SLACK * (self._total + added) / self._num_replicas
+        most = max(light, SLACK * (self._total + added) / self._num_replicas)
         order = self.order(adapter)
         for replica in order:
             if loads[replica] + added <= most:
                 return replica
-        return min(order, key=loads.__getitem__)  # few requests so far, or a huge one
+        return min(order, key=loads.__getitem__)  # a huge request
 
 
 class _RoundRobin:

@@ -1,5 +1,6 @@
 """A runner that computes nothing: it lets time pass, and draws tokens that end nothing early."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -54,9 +55,15 @@ class SimulatedRunner:
         self._fillers: dict[int, SampledRow] = {}
         self.num_rows = 0
         self.num_steps = 0
-        self.num_installs = 0
+        self.installs = Counter[str]()
+        """By digest."""
         self.slots: dict[int, str] = {}
         """Digest by slot."""
+
+    @property
+    def num_installs(self) -> int:
+        """Of all adapters."""
+        return self.installs.total()
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """See `Runner`."""
@@ -76,7 +83,7 @@ class SimulatedRunner:
 
     def install_adapter(self, slot: int, weights: Any) -> None:
         """See `Runner`."""
-        self.num_installs += 1
+        self.installs[weights] += 1
         self.slots[slot] = weights
         self._clock.now += self._install_seconds
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.errors import ConfigError
-from engine.simulation import capacity
+from engine.simulation import capacity, fleet_figures, roofline
 from engine.simulation.arrivals import bursty, gamma, poisson
 from engine.simulation.driver import Simulation
 from engine.simulation.lengths import EmpiricalLength, FixedLength, LognormalLength
@@ -129,8 +129,9 @@ def test_faster_memory_decodes_faster_and_more_operations_prefill_faster():
 
 
 def test_the_formulas_are_what_their_doctests_say():
-    assert doctest.testmod(capacity).attempted >= 8
-    assert doctest.testmod(capacity).failed == 0
+    for module, number in ((capacity, 8), (roofline, 3), (fleet_figures, 2)):
+        found = doctest.testmod(module)
+        assert (found.attempted >= number, found.failed) == (True, 0), module.__name__
 
 
 OUTPUTS = (8, 2, 3, 1, 3, 4, 2, 5)

@@ -150,7 +150,7 @@ def _row(trial: Trial) -> dict[str, Any]:
         "slots_mean": use.mean(use.slot_seconds),
         "running_mean": use.mean(use.running_seconds),
         "preemptions": figures.num_preemptions,
-        "loads": figures.num_loads,
+        "loads": figures.num_installs,
         "queue_ms": {
             cause: 1e3 * seconds / max(1, figures.num_requests)
             for cause, seconds in figures.queue_seconds.items()

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
+from engine.simulation.fleet import Fleet, simulate_fleet
+from engine.simulation.routing import ROUTINGS, Routing
 from engine.simulation.study import POLICIES, NamedPolicy, Row, Study, run, run_jobs, spread
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import make_study, settings_of, study_options
@@ -52,6 +55,14 @@ ENOUGH_SEEDS = 40
     show_default=True,
     help="In a run, of which the first tenth is not counted.",
 )
+@click.option(
+    "--replicas", "num_replicas", type=click.IntRange(1), default=1, show_default=True,
+    help="Behind a router; rates and requests are of all together.",
+)  # fmt: skip
+@click.option(
+    "--routing", type=click.Choice(ROUTINGS), default="affinity", show_default=True,
+    help="affinity: an adapter's requests go to few replicas.",
+)  # fmt: skip
 @click.option("--max-loras", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
     "--seeds",
@@ -64,7 +75,8 @@ ENOUGH_SEEDS = 40
 @study_options
 def simulate(
     *, preset: str | None, policies: Sequence[str], rates: Sequence[float], num_seeds: int,
-    num_processes: int, json_file: Path | None, html_file: Path | None, **options: Any,
+    num_replicas: int, routing: Routing, num_processes: int, json_file: Path | None,
+    html_file: Path | None, **options: Any,
 ) -> None:  # fmt: skip
     """Simulate policies on a GPU that need not be there.
 
@@ -85,7 +97,18 @@ def simulate(
             comparisons = published.compare(rows)
         else:
             study = make_study(**options)
-            rows = _run(study, policies, rates, num_seeds, num_processes)
+            chosen = _policies(study, policies)
+            if num_replicas == 1:
+                rows = _run(study, chosen, rates, num_seeds, num_processes)
+            else:
+                fleets = [
+                    Fleet(
+                        study=study, policy=policy, rate=rate, num_replicas=num_replicas,
+                        routing=routing, seed=seed,
+                    )
+                    for seed, policy, rate in product(range(num_seeds), chosen, rates)
+                ]  # fmt: skip
+                rows = _run_fleets(fleets, num_processes)
     except (ConfigError, TraceError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:
@@ -103,20 +126,42 @@ def simulate(
             raise click.exceptions.Exit(1)
 
 
+def _policies(study: Study, names: Sequence[str]) -> list[NamedPolicy]:
+    chosen = [policy for policy in POLICIES if policy.name in names or not names]
+    measured = study.step_model
+    if measured is None:
+        return chosen
+    budget = measured.max_num_batched_tokens
+    own = NamedPolicy(f"chunked_{budget}", "chunked", measured.max_num_seqs, budget)
+    return [own, *chosen] if names else [own]
+
+
 def _run(
-    study: Study, policies: Sequence[str], rates: Sequence[float], num_seeds: int,
+    study: Study, policies: Sequence[NamedPolicy], rates: Sequence[float], num_seeds: int,
     num_processes: int,
 ) -> list[Row]:  # fmt: skip
-    chosen = [policy for policy in POLICIES if policy.name in policies or not policies]
-    measured = study.step_model
-    if measured is not None:
-        budget = measured.max_num_batched_tokens
-        own = NamedPolicy(f"chunked_{budget}", "chunked", measured.max_num_seqs, budget)
-        chosen = [own, *(policy for policy in chosen if policies)]
     if study.trace is not None:  # its own times, and nothing random
         rates, num_seeds = (0.0,), 1
-    rows = run(study, chosen, rates, range(num_seeds), num_processes=num_processes)
-    return _collect(rows, len(chosen) * len(rates) * num_seeds)
+    rows = run(study, policies, rates, range(num_seeds), num_processes=num_processes)
+    return _collect(rows, len(policies) * len(rates) * num_seeds)
+
+
+def _run_fleets(fleets: Sequence[Fleet], num_processes: int) -> list[Row]:
+    rows: list[Row] = []
+    if any(fleet.study.trace is not None for fleet in fleets):
+        raise click.UsageError("--trace is replayed on one replica")
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for fleet in fleets:
+            label = f"{fleet.policy.name} at {fleet.rate:g}/s"
+            task = progress.add_task(label, total=fleet.study.num_requests)
+            found = simulate_fleet(
+                fleet, num_processes=num_processes,
+                on_progress=lambda done, task=task: progress.update(task, completed=done),
+            )  # fmt: skip
+            figures = found.as_figures(fleet.study.kv_blocks)
+            width = fleet.policy.max_num_seqs
+            rows.append(Row(fleet.policy.name, width, fleet.rate, fleet.seed, figures))
+    return rows
 
 
 def _collect(rows: Iterator[Row], number: int) -> list[Row]:

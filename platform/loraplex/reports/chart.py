@@ -52,7 +52,16 @@ def _lines(plot: LinePlot) -> tuple[list[str], int]:
         body.append(
             f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{top}" y2="{bottom}"/>'
         )
-        body.append(_text(x(at) + 4, top + 12, word, "soft"))
+        is_right = x(at) > (LEFT + WIDTH) / 2
+        body.append(
+            _text(
+                x(at) + (-5 if is_right else 5),
+                top + 12,
+                word,
+                "soft",
+                "end" if is_right else "start",
+            )
+        )
     for number, series in enumerate(plot.series):
         body += _series(series, number, x, y, plot)
     return body, bottom + BOTTOM

@@ -15,9 +15,10 @@ body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,
 main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:44px 0 6px}
 p{margin:0 0 12px;max-width:80ch}.soft{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(165px,1fr));gap:12px;margin:22px 0}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;margin:22px 0}
 .facts div{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 14px}
-.facts dt{color:var(--soft);font-size:13px}.facts dd{margin:0;font-size:21px;font-weight:600}
+.facts dt{color:var(--soft);font-size:13px;overflow-wrap:anywhere}
+.facts dd{margin:0;font-size:17px;line-height:1.3;font-weight:600}
 .pair{display:grid;grid-template-columns:minmax(0,3fr) minmax(0,2fr);gap:26px;align-items:start}
 .pair svg{width:100%;height:auto}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}

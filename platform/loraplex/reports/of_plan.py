@@ -20,7 +20,7 @@ COLUMNS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
     ("slots", lambda t: f"{t.figures.use.mean(t.figures.use.slot_seconds):,.1f}"),
     ("KV peak, blocks", lambda t: f"{t.figures.use.kv_peak:,}"),
     ("preempted", lambda t: f"{t.figures.num_preemptions:,}"),
-    ("loads", lambda t: f"{t.figures.num_loads:,}"),
+    ("loads", lambda t: f"{t.figures.num_installs:,}"),
 )
 
 

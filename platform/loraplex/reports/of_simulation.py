@@ -28,7 +28,7 @@ COLUMNS = (
     ("TTFT p99", "ttft_p99_ms", 0), ("TPOT p50", "tpot_p50_ms", 1), ("gap p99", "gap_p99_ms", 1),
     ("queue p99", "queue_p99_ms", 0), ("goodput", "goodput", 2),
     ("rows used", "slot_efficiency", 2), ("KV used", "kv_use", 2), ("slots", "slots_used", 1),
-    ("preempted", "num_preemptions", 0), ("loads", "num_loads", 0),
+    ("preempted", "num_preemptions", 0), ("loads", "num_installs", 0),
 )  # fmt: skip
 Groups = dict[tuple[str, float], list[Row]]
 

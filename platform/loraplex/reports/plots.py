@@ -75,6 +75,11 @@ class Report:
     """What it was made with."""
 
 
+def number(value: float) -> str:
+    """Whole numbers whole, others with two digits."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
+
+
 def line_table(plot: LinePlot, digits: int = 1) -> TextTable:
     """A plot's numbers: a row for each x, a column for each series."""
     xs = sorted({point.x for series in plot.series for point in series.points})
@@ -86,5 +91,5 @@ def line_table(plot: LinePlot, digits: int = 1) -> TextTable:
         spread = f" ± {point.deviation:,.{digits}f}" if point.deviation else ""
         return f"{point.y:,.{digits}f}{spread}"
 
-    rows = [[f"{x:,g}", *(cell(points.get(x)) for points in found)] for x in xs]
+    rows = [[number(x), *(cell(points.get(x)) for points in found)] for x in xs]
     return TextTable([plot.x_label, *(series.name for series in plot.series)], rows)
