@@ -107,22 +107,47 @@ class SourcePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         }
         return msgspec.structs.replace(policy, credentials=named)
 
-    def credential_for(self, reference: Reference, tenant: str) -> Credential | None:
+    def credential_for(
+        self, reference: Reference, tenant: str, granted: Mapping[str, str | None] | None = None
+    ) -> Credential | None:
         """The credential of the narrowest grant that covers the reference, None for none.
 
-        Raises `SourceError` (`source_not_allowed`) if there is no grant and public sources are off.
+        `granted` are further grants of this tenant: credentials' names by source, which go before
+        those of the file. Raises `SourceError` (`source_not_allowed`) if there is no grant and
+        public sources are off, or the credential is no more.
         """
-        covering = [
-            grant
-            for grant in self.grants
-            if grant.tenant == tenant and _covers(grant.source, reference)
-        ]
+        by_source = {grant.source: grant.credential for grant in self.grants_of(tenant)}
+        by_source |= granted or {}
+        covering = [source for source in by_source if _covers(source, reference)]
         if covering:
-            grant = max(covering, key=lambda grant: len(grant.source))
-            return None if grant.credential is None else self.credentials[grant.credential]
+            name = by_source[max(covering, key=len)]
+            if name is None:
+                return None
+            if (credential := self.credentials.get(name)) is None:
+                raise SourceError(
+                    "source_not_allowed", f"the service has no credential {name!r} any more"
+                )
+            return credential
         if not self.public_sources:
             raise SourceError("source_not_allowed", "the tenant has no grant for this source")
         return None
+
+    def grants_of(self, tenant: str) -> list[Grant]:
+        """The file's grants of a tenant."""
+        return [grant for grant in self.grants if grant.tenant == tenant]
+
+    def check_grant(self, source: str, credential: str | None) -> None:
+        """Raise `PolicyError` unless it may be granted: its form, and a credential of its type."""
+        kind = _kind_of_grant(source)
+        if kind is None:
+            raise PolicyError(
+                f"a grant's source is hf://organisation or s3://bucket/prefix, not {source!r}"
+            )
+        if credential is not None and not isinstance(self.credentials.get(credential), kind):
+            raise PolicyError(
+                f"the grant {source!r} names the credential {credential!r}, and there is none of "
+                "that name and type"
+            )
 
     def _check(self, file: Path) -> None:
         endpoints = [self.hub_url, self.s3_endpoint]
@@ -140,19 +165,10 @@ class SourcePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if endpoint.startswith("http:") and host not in self.private_hosts:
                 raise PolicyError(f"{file}: http is for `private_hosts` only, not for {host!r}")
         for grant in self.grants:
-            kind = _kind_of_grant(grant.source)
-            if kind is None:
-                raise PolicyError(
-                    f"{file}: a grant's source is hf://organisation or s3://bucket/prefix, not "
-                    f"{grant.source!r}"
-                )
-            if grant.credential is None:
-                continue
-            if not isinstance(self.credentials.get(grant.credential), kind):
-                raise PolicyError(
-                    f"{file}: the grant {grant.source!r} names the credential "
-                    f"{grant.credential!r}, and there is none of that name and type"
-                )
+            try:
+                self.check_grant(grant.source, grant.credential)
+            except PolicyError as error:
+                raise PolicyError(f"{file}: {error}") from None
 
 
 def _with_secrets(name: str, credential: Credential, environ: Mapping[str, str]) -> Credential:

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import re
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +64,31 @@ class AdapterSources:
             frozenset(policy.private_hosts), resolve, tls or default_tls()
         )
 
-    def check(self, reference: Reference, tenant: str, *, is_admin: bool) -> None:
-        """Raise `SourceError` for what the tenant may not name, before anything is looked up."""
-        self._credential(reference, tenant, is_admin)
+    @property
+    def policy(self) -> SourcePolicy:
+        """The operator's rules."""
+        return self._policy
+
+    def check(
+        self,
+        reference: Reference,
+        tenant: str,
+        granted: Mapping[str, str | None] | None = None,
+        *,
+        is_admin: bool,
+    ) -> None:
+        """Raise `SourceError` for what the tenant may not name, before anything is looked up.
+
+        `granted` is what admins let it use beside the operator's file, see `SourcePolicy`.
+        """
+        self._credential(reference, tenant, granted, is_admin)
 
     async def fetch(
         self,
         reference: Reference,
         tenant: str,
         into: Path,
+        granted: Mapping[str, str | None] | None = None,
         *,
         is_admin: bool,
         max_bytes: int,
@@ -83,7 +99,7 @@ class AdapterSources:
 
         Raises `SourceError`, or `OSError` where the disk is at fault.
         """
-        credential = self._credential(reference, tenant, is_admin)
+        credential = self._credential(reference, tenant, granted, is_admin)
         limits = _Limits(max_bytes, progress)
         try:
             async with asyncio.timeout(seconds):
@@ -93,7 +109,13 @@ class AdapterSources:
                 "source_timeout", f"the source was not there whole in {seconds:g} s"
             ) from None
 
-    def _credential(self, reference: Reference, tenant: str, is_admin: bool) -> Credential | None:
+    def _credential(
+        self,
+        reference: Reference,
+        tenant: str,
+        granted: Mapping[str, str | None] | None,
+        is_admin: bool,
+    ) -> Credential | None:
         if isinstance(reference, FileReference):
             if not is_admin:
                 raise SourceError("source_not_allowed", "file:// sources are for admins")
@@ -102,7 +124,7 @@ class AdapterSources:
             return None
         if isinstance(reference, S3Reference) and reference.bucket == self._own_bucket:
             raise SourceError("source_not_allowed", "the service's own bucket is no source")
-        return self._policy.credential_for(reference, tenant)
+        return self._policy.credential_for(reference, tenant, granted)
 
     async def _fetch(
         self, reference: Reference, credential: Credential | None, into: Path, limits: _Limits

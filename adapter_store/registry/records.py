@@ -30,6 +30,8 @@ class Quota:
     """Sequences that run at once; more wait."""
     max_queued: int | None = None
     """Sequences that wait."""
+    max_slots: int | None = None
+    """Adapters in slots of the engine at once; sequences of others wait."""
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
     """Of all versions' weights files together."""
@@ -46,6 +48,8 @@ class TenantInfo:
     suspended_at: datetime | None = None
     """Since when its keys answer 403; None while they work."""
     quota: Quota = Quota()
+    sources: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """What it may register by reference, and with which credential."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from adapter_store.errors import RegistryUnavailable
-from adapter_store.registry import keys, quotas, tenants
+from adapter_store.registry import keys, quotas, source_grants, tenants
 from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, Quota, TenantInfo
 from adapter_store.registry.transactions import ALL_KEYS, Transactions
 
@@ -48,6 +48,22 @@ class TenantCalls(Transactions):
         change = self._change(actor)
         return await self._change_principals(
             lambda s: quotas.set_quota(s, change, name, quota, weight)
+        )
+
+    async def allow_source(
+        self, name: str, source: str, credential: str | None, *, actor: str = "system"
+    ) -> TenantInfo:
+        """Let a tenant register from a source. Raises `TenantNotFound` or `InvalidField`."""
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: source_grants.allow(s, change, name, source, credential)
+        )
+
+    async def withdraw_source(self, name: str, source: str, *, actor: str = "system") -> TenantInfo:
+        """Take a source back. Raises `TenantNotFound` or `InvalidField`."""
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: source_grants.withdraw(s, change, name, source)
         )
 
     async def delete_tenant(

@@ -33,7 +33,10 @@ async def create(session: AsyncSession, change: Change, name: str, weight: float
     if former is not None:
         if former.deleted_at is None:
             raise NameTaken(f"the tenant {name!r} exists already")
-        raise NameTaken(f"a deleted tenant was called {name!r}, and its usage is kept")
+        raise NameTaken(
+            f"a deleted tenant was called {name!r}, and its usage is kept: take another name, or "
+            "delete that tenant once more with its usage (`?usage=delete`)"
+        )
     tenant = Tenant(name=name, weight=float(weight), created_at=change.now)
     session.add(tenant)
     change.record(session, "tenant.create", name, name, weight=tenant.weight)
@@ -151,4 +154,5 @@ def info_of(tenant: Tenant) -> TenantInfo:
         created_at=tenant.created_at,
         suspended_at=tenant.suspended_at,
         quota=msgspec.convert(tenant.quota or {}, Quota),
+        sources=tenant.sources or {},
     )

@@ -54,6 +54,7 @@ from loraplex.tenant_scope import provide_tenant
 from loraplex.tenants.audit_controller import AuditController
 from loraplex.tenants.controller import TenantController
 from loraplex.tenants.key_controller import KeyController
+from loraplex.tenants.source_controller import SourceController
 from loraplex.usage import UsageRecorder
 from loraplex.usage_controller import AllUsageController, UsageController
 
@@ -142,6 +143,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             HealthController,
             TenantController,
             KeyController,
+            SourceController,
             AuditController,
             AllUsageController,
             dashboard_pages(),

@@ -31,9 +31,20 @@ USAGE = {
     "requests": 2, "prompt_tokens": 30, "cached_tokens": 16, "completion_tokens": 12,
     "engine_seconds": 0.5,
 }  # fmt: skip
+ADAPTER = {
+    "name": "legal", "latest_version": 3, "versions": 3, "residency": "auto",
+    "aliases": {"default": 1, "beta": 3},
+    "canaries": {"default": {"version": 2, "share": 0.125}},
+}  # fmt: skip
+VERSION = {"digest": "d" * 64, "rank": 8, "bytes": 1000, "created_at": "2026-11-29T21:18:29Z"}
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",
+    "/t/acme/v1/adapters": json.dumps({"data": [ADAPTER]}),
+    "/t/acme/v1/adapters/legal": json.dumps(ADAPTER),
+    "/t/acme/v1/adapters/legal/versions": json.dumps(
+        {"data": [{**VERSION, "version": v} for v in (3, 2, 1)]}
+    ),
     "/admin/tenants/acme": json.dumps({**TENANTS[0], "quota": {"max_rank": 8, "max_queued": None}}),
     "/v1/usage?group_by=day": json.dumps({"data": [USAGE]}),
     "/t/acme/v1/usage": json.dumps({"data": []}),
@@ -104,6 +115,40 @@ def test_a_canary_and_its_share_go_together(url: str):
         assert "--canary and --share go together" in refused.output
 
 
+def test_tables_show_a_canary_with_its_share(url: str):
+    [_, row] = run(url, "adapters", "list", "--tenant", "acme").stdout.splitlines()
+    assert row.split() == ["legal", "1", "3", "beta=3", "default=1+2@12.5%", "auto"]
+    shown = run(url, "adapters", "show", "legal", "--tenant", "acme").stdout.splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [
+        ["3", "beta"], ["2", "default@12.5%"], ["1", "default"],
+    ]  # fmt: skip
+
+
+def test_a_url_may_be_what_clients_of_openai_are_given(url: str):
+    for given in (url + "/v1", url + "/v1/", url + "/"):
+        result = run(given, "adapters", "list", "--tenant", "acme")
+        assert result.exit_code == 0, result.output
+
+
+def test_a_day_begins_at_midnight_and_what_is_no_time_is_told_its_form(url: str):
+    table = run(url, "usage", "--all", "--csv", "--since", "2026-01-01")
+    assert table.stdout == "period,tenant\n,acme\n"
+    table = run(url, "usage", "--all", "--csv", "--since", "2026-01-01T02:00:00+02:00")
+    assert table.stdout == "period,tenant\n,acme\n"
+    for wrong in ("yesterday", "2026-13-01", "2026-01-01T00:00:00", "2026-01", ""):
+        refused = run(url, "usage", "--since", wrong)
+        assert refused.exit_code == 2
+        assert "--since" in refused.stderr and "2026-01-31T00:00:00Z" in refused.stderr
+
+
+def test_groups_say_the_same_of_themselves_and_in_the_root_help():
+    root = CliRunner().invoke(main, ["--help"]).output
+    for name in ("adapters", "blobs", "db", "keys", "tenants"):
+        text = " ".join(CliRunner().invoke(main, [name, "--help"]).output.split())
+        [line] = [line.strip() for line in root.splitlines() if line.strip().startswith(name + " ")]
+        assert line.removeprefix(name).strip() in text, name
+
+
 def test_a_rotated_key_alone_is_on_standard_output(url: str):
     result = run(url, "keys", "rotate", "acme", KEY_ID, "--overlap", "60")
     assert (result.exit_code, result.stdout) == (0, "lpx_new\n")
@@ -119,6 +164,18 @@ def test_a_quota_is_shown_and_set(url: str):
     for arguments in (("--max-rank", "0"), ("--weight", "nan"), ("--tokens-per-minute", "many")):
         refused = run(url, "tenants", "quota", "set", "acme", *arguments)
         assert arguments[0] in refused.output, arguments
+
+
+def test_sources_of_a_tenant_are_asked_for_by_name(url: str):
+    for arguments, asked in (
+        (("list", "acme"), "/admin/tenants/acme/sources"),
+        (("allow", "acme", "hf://org", "--credential", "c"), "/admin/tenants/acme/sources"),
+        (("withdraw", "acme", "hf://org"), "/admin/tenants/acme/sources?source=hf%3A%2F%2Forg"),
+    ):
+        result = run(url, "tenants", "sources", *arguments)
+        assert f"asked for {asked}" in result.stderr, arguments
+    refused = run(url, "adapters", "register", "a", "hf://org/x", "--sampling", "[1]")
+    assert refused.exit_code == 2 and "--sampling" in refused.stderr
 
 
 def test_usage_is_a_table_of_what_it_is_grouped_by(url: str):

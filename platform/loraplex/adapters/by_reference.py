@@ -5,6 +5,7 @@ from pathlib import Path
 
 from adapter_store.errors import SourceError
 from adapter_store.references.reference import Reference
+from adapter_store.registry.records import AS_THE_BASE, ServingDefaults
 from adapter_store.registry.registrations import Outcome
 from loraplex.adapters.publishing import publish, upload_folder
 from loraplex.adapters.registrar import Progress
@@ -23,16 +24,19 @@ class Order:
     is_admin: bool
     actor: str
     idempotency_key: str | None = None
+    serving: ServingDefaults = AS_THE_BASE
 
 
 async def fetch_and_publish(services: Services, order: Order, progress: Progress) -> Outcome:
     """Raises `SourceError`, and what `publish` raises; nothing is left on the disk then."""
     settings = services.settings
+    # As it is now: what was withdrawn while this waited is not fetched.
+    tenant = await services.backends.registry.get_tenant(order.tenant)
     async with upload_folder(Path(settings.storage.uploads_dir)) as folder:
         progress.state = "fetching"
         try:
             fetched = await services.backends.sources.fetch(
-                order.reference, order.tenant, folder,
+                order.reference, order.tenant, folder, tenant.sources,
                 is_admin=order.is_admin,
                 max_bytes=settings.uploads.max_upload_bytes,
                 seconds=settings.sources.source_seconds,
@@ -47,7 +51,7 @@ async def fetch_and_publish(services: Services, order: Order, progress: Progress
         registered = await publish(
             services, order.tenant, upload, folder,
             max_rank=services.backends.engine.info.max_lora_rank, actor=order.actor,
-            idempotency_key=order.idempotency_key,
+            serving=order.serving, idempotency_key=order.idempotency_key,
         )  # fmt: skip
     await services.residency.refresh()
     return Outcome(

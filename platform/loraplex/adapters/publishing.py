@@ -15,7 +15,18 @@ from adapter_store.peft_format import InspectedAdapter, inspect_adapter
 from adapter_store.registry.records import AS_THE_BASE, RegisteredVersion, ServingDefaults
 from engine.errors import EngineUnavailable
 from loraplex.adapters.upload import Upload
+from loraplex.errors import ApiError
 from loraplex.services import Services
+
+
+def check_serves_adapters(services: Services) -> None:
+    """Raise 409 on a service that has no slot for any adapter."""
+    if services.backends.engine.info.max_loras == 0:
+        raise ApiError(
+            409,
+            "adapters_not_served",
+            "this service serves the base model only: it was started with `--max-loras 0`",
+        )
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, get
@@ -11,19 +11,22 @@ from litestar.connection import Request
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response import Response
+from msgspec import Meta
 
 from adapter_store.model_ref import check_adapter_name
 from adapter_store.references.reference import parse_reference
 from adapter_store.registry.records import TenantInfo
 from adapter_store.registry.registrations import RegistrationInfo, State
 from loraplex.adapters.by_reference import Order, fetch_and_publish
+from loraplex.adapters.serving import serving_of
+from loraplex.adapters.upload import MAX_TEMPLATE_BYTES
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.idempotency import idempotency_key
 from loraplex.json_body import decode, read_capped
 from loraplex.openapi import OpenAIError, errors, operation
 from loraplex.services import Services
 
-_MAX_BODY_BYTES = 16 * 2**10
+_MAX_BODY_BYTES = 192 * 2**10
 _ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
 
 
@@ -33,6 +36,12 @@ class RegistrationOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     name: str
     source: str
     publish: bool = True
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE_BYTES)] | None = None
+    """Jinja, in place of the model's own."""
+    stop_tokens: list[str] | None = None
+    """Tokens that end every reply."""
+    defaults: dict[str, Any] | None = None
+    """Sampling parameters where a request names none, by their names."""
 
 
 class RegistrationFailure(msgspec.Struct, frozen=True):
@@ -110,7 +119,11 @@ async def begin_registration(
     check_adapter_name(wanted.name, services.base_names)
     is_admin = request.user.is_admin
     reference = parse_reference(wanted.source)
-    services.backends.sources.check(reference, tenant.name, is_admin=is_admin)
+    services.backends.sources.check(reference, tenant.name, tenant.sources, is_admin=is_admin)
+    serving = await serving_of(
+        services, tenant.name, wanted.chat_template, _as_json(wanted.stop_tokens),
+        _as_json(wanted.defaults),
+    )  # fmt: skip
     order = Order(
         tenant=tenant.name,
         name=wanted.name,
@@ -119,12 +132,17 @@ async def begin_registration(
         is_admin=is_admin,
         actor=request.user.actor,
         idempotency_key=idempotency_key(request),
+        serving=serving,
     )
     begun = await services.registrar.begin(
         tenant.name, wanted.name, reference, partial(fetch_and_publish, services, order)
     )
     shown = _shown(begun, request.path_params)
     return Response(shown, status_code=202, headers={"location": shown.url})
+
+
+def _as_json(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
 
 
 def _shown(info: RegistrationInfo, path_params: Mapping[str, Any]) -> Registration:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from adapter_store.json_words import in_json_words
 from adapter_store.registry.records import ServingDefaults
 from engine.text.errors import ChatTemplateError
 from loraplex.adapters.upload import Upload
@@ -20,7 +21,20 @@ MAX_STOP_TOKENS = 16
 
 async def read_serving(services: Services, tenant: str, upload: Upload) -> ServingDefaults:
     """Return what the parts say; raises `InvalidRequest` that names the part at fault."""
-    source, takes_tools = upload.chat_template, False
+    return await serving_of(
+        services, tenant, upload.chat_template, upload.stop_tokens, upload.defaults
+    )
+
+
+async def serving_of(
+    services: Services,
+    tenant: str,
+    chat_template: str | None,
+    stop_tokens: str | None,
+    defaults: str | None,
+) -> ServingDefaults:
+    """As `read_serving`; stop tokens and defaults are JSON."""
+    source, takes_tools = chat_template, False
     if source is not None:
         try:
             takes_tools = await services.templates.takes_tools(tenant, source)
@@ -29,8 +43,8 @@ async def read_serving(services: Services, tenant: str, upload: Upload) -> Servi
     return ServingDefaults(
         chat_template=source,
         takes_tools=takes_tools,
-        stop_tokens=_stop_tokens(services, upload.stop_tokens),
-        sampling=_sampling(upload.defaults),
+        stop_tokens=_stop_tokens(services, stop_tokens),
+        sampling=_sampling(defaults),
     )
 
 
@@ -67,5 +81,5 @@ def _sampling(raw: str | None) -> dict[str, int | float]:
     try:  # the ranges are those of requests
         msgspec.convert({"model": "", "prompt": "", **given}, CompletionRequest)
     except msgspec.ValidationError as error:
-        raise InvalidRequest("defaults", f"`defaults`: {error}") from None
+        raise InvalidRequest("defaults", f"`defaults`: {in_json_words(str(error))}") from None
     return given

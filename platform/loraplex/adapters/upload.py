@@ -20,7 +20,7 @@ from loraplex.settings import UploadLimits
 
 _MAX_TEXT_BYTES = 1024
 _WRITE_BYTES = 1 << 20
-_MAX_TEMPLATE_BYTES = 64 << 10
+MAX_TEMPLATE_BYTES = 64 << 10
 _MAX_DEFAULTS_BYTES = 4096
 _SERVING_PARTS = ("chat_template", "stop_tokens", "defaults")
 _TEXT_PARTS = ("name", "publish", *_SERVING_PARTS)
@@ -148,7 +148,7 @@ class _Receiver:
             return
         limit = {
             "config": self._limits.max_upload_config_bytes,
-            "chat_template": _MAX_TEMPLATE_BYTES,
+            "chat_template": MAX_TEMPLATE_BYTES,
             "stop_tokens": _MAX_DEFAULTS_BYTES,
             "defaults": _MAX_DEFAULTS_BYTES,
         }.get(self._part, _MAX_TEXT_BYTES)

@@ -13,7 +13,7 @@ from adapter_store.model_ref import check_adapter_name
 from adapter_store.references.reference import parse_reference
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters.by_reference import Order, fetch_and_publish
-from loraplex.adapters.publishing import remove_unused
+from loraplex.adapters.publishing import check_serves_adapters, remove_unused
 from loraplex.adapters.registrar import Progress
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.errors import ApiError, InvalidRequest
@@ -62,6 +62,7 @@ class VllmAdapterController(Controller):
     ) -> str:
         """Publish a folder of the service's machine that lies under an `--adapter-root`; as with
         any `file://` source, only an admin may, under `/t/{tenant}`."""
+        check_serves_adapters(services)
         order = await read_struct(request, LoadOrder, services.settings.requests)
         name = order.lora_name
         check_adapter_name(name, services.base_names)
@@ -69,7 +70,7 @@ class VllmAdapterController(Controller):
             raise InvalidRequest("lora_path", "`lora_path` must be an absolute path")
         reference = parse_reference(f"file://{order.lora_path}")
         is_admin = request.user.is_admin
-        services.backends.sources.check(reference, tenant.name, is_admin=is_admin)
+        services.backends.sources.check(reference, tenant.name, tenant.sources, is_admin=is_admin)
         if not order.load_inplace and await _exists(services, tenant, name):
             raise ApiError(
                 400,

@@ -4,8 +4,9 @@ and `--tenant`.
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 from rich.console import Console
@@ -18,6 +19,35 @@ from loraplex.cli.options import json_option, print_json, print_table, with_tena
 _POLL_SECONDS = 0.5
 
 
+def _with_serving(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how a version is served."""
+    for option in (
+        click.option(
+            "--sampling", metavar="JSON",
+            help='Where requests say nothing, such as {"temperature": 0.2}.',
+        ),
+        click.option(
+            "--stop-token", multiple=True, help="A token that ends every reply; repeatable."
+        ),
+        click.option(
+            "--chat-template", type=click.File(encoding="utf-8"),
+            help="Jinja, in place of the model's.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.UsageError('--sampling must be a JSON object, such as {"temperature": 0.2}')
+    return cast(dict[str, Any], found)
+
+
 @click.group()
 def adapters() -> None:
     """Push, register, list, show, remove, alias and keep adapters."""
@@ -27,13 +57,7 @@ def adapters() -> None:
 @click.argument("name")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
-@click.option(
-    "--chat-template", type=click.File(encoding="utf-8"), help="Jinja, in place of the model's."
-)
-@click.option("--stop-token", multiple=True, help="A token that ends every reply; repeatable.")
-@click.option(
-    "--sampling", metavar="JSON", help='Where requests say nothing, such as {"temperature": 0.2}.'
-)
+@_with_serving
 @json_option
 @with_tenant_api
 def push(
@@ -83,16 +107,31 @@ def push(
 @click.argument("source")
 @click.option("--no-publish", is_flag=True, help="Register the version; leave `default` in place.")
 @click.option("--no-wait", is_flag=True, help="Print the registration's id and return at once.")
+@_with_serving
 @json_option
 @with_tenant_api
 def register(
-    name: str, source: str, no_publish: bool, no_wait: bool, as_json: bool, api: ApiClient
-) -> None:  # fmt: skip
+    name: str,
+    source: str,
+    no_publish: bool,
+    no_wait: bool,
+    chat_template: TextIO | None,
+    stop_token: tuple[str, ...],
+    sampling: str | None,
+    as_json: bool,
+    api: ApiClient,
+) -> None:
     """Have the service fetch SOURCE as the next version of NAME.
 
     SOURCE is hf://org/name@revision, s3://bucket/prefix or, for admins, file:///folder.
     """
-    order = {"name": name, "source": source, "publish": not no_publish}
+    order: dict[str, Any] = {"name": name, "source": source, "publish": not no_publish}
+    if chat_template is not None:
+        order["chat_template"] = chat_template.read()
+    if stop_token:
+        order["stop_tokens"] = stop_token
+    if sampling is not None:
+        order["defaults"] = _json_object(sampling)
     found: dict[str, Any] = api.call("POST", "/v1/adapters", json=order)
     if not no_wait:
         found = _ended(api, found, quiet=as_json)
@@ -141,7 +180,7 @@ def list_(as_json: bool, api: ApiClient) -> None:
                 a["name"],
                 a["aliases"].get("default"),
                 a["versions"],
-                " ".join(f"{alias}={v}" for alias, v in sorted(a["aliases"].items())),
+                " ".join(_alias_text(a, alias) for alias in sorted(a["aliases"])),
                 a["residency"],
             ]
             for a in found["data"]
@@ -159,13 +198,43 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
     if as_json:
         print_json(found)
         return
+    adapter: dict[str, Any] = api.call("GET", f"/v1/adapters/{segment(name)}")
     print_table(
-        ["version", "digest", "rank", "size", "created"],
+        ["version", "aliases", "digest", "rank", "size", "created"],
         (
-            [v["version"], v["digest"][:12], v["rank"], decimal(v["bytes"]), v["created_at"]]
+            [
+                v["version"],
+                " ".join(_aliases_of(adapter, v["version"])) or None,
+                v["digest"][:12],
+                v["rank"],
+                decimal(v["bytes"]),
+                v["created_at"],
+            ]
             for v in found["data"]
         ),
     )
+
+
+def _alias_text(adapter: dict[str, Any], alias: str) -> str:
+    """`default=1`, and with a canary `default=1+2@10%`."""
+    canary = adapter.get("canaries", {}).get(alias)
+    trial = "" if canary is None else f"+{canary['version']}@{_percent(canary['share'])}"
+    return f"{alias}={adapter['aliases'][alias]}{trial}"
+
+
+def _aliases_of(adapter: dict[str, Any], version: int) -> list[str]:
+    """Aliases that mean a version, and with their share those whose canary it is."""
+    means = [alias for alias, v in sorted(adapter["aliases"].items()) if v == version]
+    tries = [
+        f"{alias}@{_percent(canary['share'])}"
+        for alias, canary in sorted(adapter.get("canaries", {}).items())
+        if canary["version"] == version
+    ]
+    return [*means, *tries]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
 @adapters.command("alias")

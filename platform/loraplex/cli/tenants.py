@@ -74,6 +74,7 @@ _LIMITS = (
     ("--tokens-per-minute", "Prompt and output tokens a minute, cached ones included."),
     ("--max-concurrent", "Sequences that run at once; more wait."),
     ("--max-queued", "Sequences that wait."),
+    ("--max-slots", "Adapters in the engine's slots at once; calls of others wait."),
     ("--max-adapters", "Adapters."),
     ("--max-adapter-bytes", "Bytes of all versions' weights files together."),
     ("--max-rank", "Rank of an adapter."),
@@ -115,6 +116,52 @@ def _print_quota(tenant: dict[str, Any], as_json: bool) -> None:
         print_json(limits)
     else:
         print_table(["limit", "value"], limits.items())
+
+
+@tenants.group("sources")
+def sources() -> None:
+    """Show or change what a tenant may register adapters from."""
+
+
+@sources.command("list")
+@click.argument("name")
+@json_option
+@with_api
+def list_sources(name: str, as_json: bool, api: ApiClient) -> None:
+    """List the sources that the tenant NAME may use."""
+    found: dict[str, Any] = api.call("GET", f"/admin/tenants/{segment(name)}/sources")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["source", "credential", "granted in"],
+        ([s["source"], s["credential"], s["granted_in"]] for s in found["data"]),
+    )
+    public = "may also use" if found["public_sources"] else "may not use"
+    click.echo(f"{name} {public} what is public.", err=True)
+
+
+@sources.command("allow")
+@click.argument("name")
+@click.argument("source")
+@click.option("--credential", help="One of the operator's, by its name in LORAPLEX_SOURCES_FILE.")
+@with_api
+def allow_source(name: str, source: str, credential: str | None, api: ApiClient) -> None:
+    """Let the tenant NAME register adapters from SOURCE: hf://org or s3://bucket/prefix."""
+    body = {"source": source, "credential": credential}
+    api.call("PUT", f"/admin/tenants/{segment(name)}/sources", json=body)
+    click.echo(f"{name} may register adapters from {source}.")
+
+
+@sources.command("withdraw")
+@click.argument("name")
+@click.argument("source")
+@with_api
+def withdraw_source(name: str, source: str, api: ApiClient) -> None:
+    """Take SOURCE back from the tenant NAME; what it registered from there stays."""
+    path = f"/admin/tenants/{segment(name)}/sources"
+    api.call("DELETE", path, params={"source": source})
+    click.echo(f"{name} may not register adapters from {source} any more.")
 
 
 @tenants.command("suspend")
