@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from adapter_store.errors import AdapterFormatError
+from adapter_store.json_words import in_json_words
 from adapter_store.safetensors_header import shown
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -152,7 +153,7 @@ def parse_config(raw: bytes) -> PeftConfig:
     try:
         config = msgspec.convert(present, _RawConfig)
     except (msgspec.ValidationError, OverflowError) as error:
-        reason, _, path = str(error).partition(" - at `$")
+        reason, _, path = in_json_words(str(error)).partition(" - at `$")
         name = re.match(r"\.?(\w+)", path)
         field = name[1] if name else None
         raise _invalid_value(field, f"`{field}` in adapter_config.json: {reason}") from None

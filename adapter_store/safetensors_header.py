@@ -15,6 +15,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 
 from adapter_store.errors import AdapterFormatError
+from adapter_store.json_words import in_json_words
 
 MAX_HEADER_BYTES = 100_000_000
 """The cap of the `safetensors` package itself."""
@@ -169,7 +170,7 @@ def _decode_entries(raw: bytes) -> dict[str, _Entry]:
             name.encode()
             entries[name] = msgspec.convert(value, _Entry)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            reason = shown(str(error), quote=False)
+            reason = shown(in_json_words(str(error)), quote=False)
             raise _invalid(f"the entry of the tensor {shown(name)}: {reason}", name) from None
     return entries
 

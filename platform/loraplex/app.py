@@ -11,7 +11,6 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.middleware import DefineMiddleware
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
@@ -33,7 +32,7 @@ from loraplex.dashboard.live import LiveSource
 from loraplex.dashboard.pages import dashboard_pages
 from loraplex.dashboard.session_controller import SessionController
 from loraplex.dashboard.sessions import Sessions
-from loraplex.docs_page import DocsPage
+from loraplex.docs_page import DocsPage, JsonDocument
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.health import HealthController
@@ -170,8 +169,9 @@ def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Loraplex",
         version=service_version(),
+        use_handler_docstrings=True,
         openapi_router=Router("/docs", route_handlers=[], opt=PUBLIC, include_in_schema=False),
-        render_plugins=[DocsPage(), JsonRenderPlugin()],
+        render_plugins=[DocsPage(), JsonDocument()],
         components=Components(
             security_schemes={"key": SecurityScheme(type="http", scheme="bearer")},
         ),

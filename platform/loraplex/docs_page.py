@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from litestar.connection import Request
-from litestar.openapi.plugins import OpenAPIRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 
 _STYLE = """
 :root { color-scheme: light dark }
@@ -33,6 +33,24 @@ class DocsPage(OpenAPIRenderPlugin):
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """Return the page."""
         return docs_page(json.loads(self.render_json(request, openapi_schema))).encode()
+
+
+class JsonDocument(JsonRenderPlugin):
+    """The document itself, whose summaries are sentences: what lists of operations show."""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """Return the document."""
+        for item in openapi_schema["paths"].values():
+            for method in _METHODS:
+                operation = item.get(method)
+                if operation is not None and operation.get("description"):
+                    operation["summary"] = first_sentence(operation["description"])
+        return super().render(request, openapi_schema)
+
+
+def first_sentence(text: str) -> str:
+    """Return the beginning of a text, to the end of its first sentence, on one line."""
+    return " ".join(text.split()).partition(". ")[0].removesuffix(".") + "."
 
 
 def docs_page(document: _Json) -> str:

@@ -21,6 +21,7 @@ from litestar.exceptions import HTTPException
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapter_store import errors as store
+from adapter_store.json_words import in_json_words
 from engine.errors import AdapterUnavailable, EngineUnavailable, RequestRefused
 
 _OPENAI_PATH = re.compile(r"/(?:t/[^/]+/)?(?:v1|tokenize|detokenize|version)(?:/|$)")
@@ -194,7 +195,7 @@ def _from_http(error: HTTPException) -> ApiError:
     extra = cast(Any, error.extra)
     if isinstance(extra, list) and extra and isinstance(extra[0], dict):
         first = cast(dict[str, Any], extra[0])
-        param, message = first.get("key"), str(first.get("message", message))
+        param, message = first.get("key"), in_json_words(str(first.get("message", message)))
     return ApiError(
         status, _HTTP_CODES.get(status, "invalid_request"), message,
         param=param, headers=error.headers,

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from litestar.connection import Request
 
+from adapter_store.json_words import in_json_words
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.settings import RequestLimits
 
@@ -83,7 +84,7 @@ def decode(body: bytes | msgspec.Raw, type_: type[T]) -> T:
 def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
     found = _PATH.match(str(error))
     assert found is not None
-    message, path = found[1], (found[2] or "").replace("[...]", "")
+    message, path = in_json_words(found[1]), (found[2] or "").replace("[...]", "")
     named = _NAMED.search(message)
     if named is not None:
         path = f"{path}.{named[2]}" if path else named[2]

@@ -45,6 +45,17 @@ def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernel
     assert "is served exactly" in result.output
 
 
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_that_lacks_a_file_is_a_sentence(folders, tmp_path, missing):
+    base, adapter = folders
+    for file in adapter.iterdir():
+        if file.name != missing:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    result = verify(tmp_path, "--base", base)
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {tmp_path} is no PEFT adapter: it has no {missing}\n"
+
+
 @pytest.mark.parametrize("family", ["phi3", "gemma2"])
 def test_adapters_of_every_kind_of_checkpoint_pass(family, tmp_path):
     base = make_tiny_model(tmp_path / "base", family)

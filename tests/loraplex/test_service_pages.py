@@ -80,6 +80,16 @@ async def test_the_openapi_document_describes_every_call(tmp_path):
         assert "$ref" not in json.dumps(schema)
 
 
+async def test_every_operation_is_summed_up_in_a_sentence(tmp_path):
+    async with running_service(tmp_path) as service, service.client(None) as client:
+        paths = (await client.get("/docs/openapi.json")).json()["paths"]
+        for path, item in paths.items():
+            for method, operation in item.items():
+                summary = operation["summary"]
+                assert summary.endswith(".") and summary.count(" ") >= 2, (method, path, summary)
+                assert "\n" not in summary and len(summary) < 200, summary
+
+
 async def test_every_documented_error_has_the_shape_of_its_path(tmp_path):
     async with running_service(tmp_path) as service, service.client(None) as client:
         paths = (await client.get("/docs/openapi.json")).json()["paths"]

@@ -10,6 +10,7 @@ import pytest
 
 from adapter_store import disk_space
 from loraplex.settings import UploadLimits
+from tests.support.fake_engine import FakeEngine, info
 from tests.support.service import TestService, adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
@@ -242,3 +243,23 @@ async def test_uploads_leave_the_registry_room_on_the_disk(tmp_path, monkeypatch
         disk_with(reserve + 1)
         good = await client.post("/v1/adapters", content=body(*good_parts()), headers=HEADERS)
         assert good.status_code == 201, good.text
+
+
+async def test_a_service_without_slots_refuses_adapters_and_says_why(tmp_path):
+    engine = FakeEngine()
+    engine.info = info(max_loras=0)
+    config, weights = adapter_files()
+    async with running_service(tmp_path, engine) as service, service.client("acme:tenant") as http:
+        for reply in (
+            await http.post(
+                "/v1/adapters",
+                data={"name": "legal"},
+                files={"config": ("c", config), "weights": ("w", weights)},
+            ),
+            await http.post("/v1/adapters", json={"name": "legal", "source": "hf://a/b"}),
+            await http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/x"}),
+        ):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (409, "adapters_not_served")
+            assert "--max-loras 0" in error["message"]
+        assert (await http.get("/v1/adapters")).json()["data"] == []

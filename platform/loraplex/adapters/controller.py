@@ -13,7 +13,12 @@ from litestar.response import Response
 from adapter_store.model_ref import check_adapter_name
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
-from loraplex.adapters.publishing import publish, remove_unused, upload_folder
+from loraplex.adapters.publishing import (
+    check_serves_adapters,
+    publish,
+    remove_unused,
+    upload_folder,
+)
 from loraplex.adapters.registrations import (
     Registration,
     RegistrationOrder,
@@ -80,7 +85,7 @@ class AdapterController(Controller):
             **_ERRORS,
             200: ResponseSpec(schemas.UploadReply, description="The newest version is the same."),
             202: ResponseSpec(Registration, description="A reference: see `url` for its progress."),
-            **errors(OpenAIError, 408, 413, 422),
+            **errors(OpenAIError, 408, 409, 413, 422),
         },
         request_max_body_size=None,
     )
@@ -92,6 +97,7 @@ class AdapterController(Controller):
     ) -> Response[schemas.UploadReply] | Response[Registration]:
         """Make a PEFT adapter the next version of a name: uploaded as a form, or, as JSON with a
         `name` and a `source`, fetched from where that says."""
+        check_serves_adapters(services)
         settings = services.settings
         if request.content_type[0] == "application/json":
             return await begin_registration(request, services, tenant)

@@ -11,16 +11,19 @@ class _LazyGroup(click.Group):
     """Loads a command's module only when that command is named."""
 
     commands_by_name: ClassVar[dict[str, tuple[str, str]]] = {
-        "adapters": ("loraplex.cli.adapters:adapters", "Push, list, show and remove adapters."),
+        "adapters": (
+            "loraplex.cli.adapters:adapters",
+            "Push, register, list, show, remove, alias and keep adapters.",
+        ),
         "bench": ("loraplex.cli.bench:bench", "Load an endpoint; measure what clients see."),
         "blobs": ("loraplex.cli.blobs:blobs", "Sweep the adapters' files, or see what is amiss."),
         "db": ("loraplex.cli.db:db", "Migrate the registry's database, or check it."),
         "demo": ("loraplex.cli.demo:demo", "Serve three adapters of two tenants on a real model."),
-        "keys": ("loraplex.cli.keys:keys", "Create, list and revoke API keys."),
+        "keys": ("loraplex.cli.keys:keys", "Create, list, rotate and revoke API keys."),
         "plan": ("loraplex.cli.plan:plan_command", "Size a deployment, and price it."),
         "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
         "simulate": ("loraplex.cli.simulate:simulate", "Try policies and rates in simulated time."),
-        "tenants": ("loraplex.cli.tenants:tenants", "Create and list tenants."),
+        "tenants": ("loraplex.cli.tenants:tenants", "Create, list, suspend and remove tenants."),
         "usage": ("loraplex.cli.usage:usage", "Show what tenants used."),
         "verify": ("loraplex.cli.verify:verify", "Prove that an adapter is served exactly."),
     }

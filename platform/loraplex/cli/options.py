@@ -4,6 +4,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
@@ -32,8 +33,9 @@ def with_api(command: Callable[..., T]) -> Callable[..., T]:
     def wrapped(
         *args: Any, url: str, api_key: str, acting_for: str | None = None, **kwargs: Any
     ) -> T:
+        root = url.rstrip("/").removesuffix("/v1")  # what OpenAI's clients are given
         scope = "" if acting_for is None else f"/t/{segment(acting_for)}"
-        with ApiClient(url + scope, api_key) as api:
+        with ApiClient(root + scope, api_key) as api:
             return command(*args, api=api, **kwargs)
 
     return wrapped
@@ -45,6 +47,29 @@ def with_tenant_api(command: Callable[..., T]) -> Callable[..., T]:
         "--tenant", "acting_for", help="Act for this tenant; an admin key needs it."
     )
     return option(with_api(command))
+
+
+class Moment(click.ParamType[str]):
+    """A time with its zone, or a date, which is its first moment in UTC."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the time as RFC 3339 text."""
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            found = None
+        if found is not None and found.tzinfo is None and len(value) == len("2026-01-31"):
+            found = found.replace(tzinfo=UTC)
+        if found is None or found.tzinfo is None:
+            self.fail(
+                f"{value!r} is neither a date, as 2026-01-31, nor a time with its zone, "
+                "as 2026-01-31T00:00:00Z",
+                param,
+                ctx,
+            )
+        return found.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the reply as JSON.")

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from loraplex.cli.api_client import ApiClient
-from loraplex.cli.options import json_option, print_json, print_table, with_tenant_api
+from loraplex.cli.options import Moment, json_option, print_json, print_table, with_tenant_api
 
 _COLUMNS = (
     "period", "tenant", "adapter", "version", "requests", "prompt_tokens", "cached_tokens",
@@ -14,8 +14,11 @@ _COLUMNS = (
 
 
 @click.command()
-@click.option("--since", help="From then on, as 2026-01-31T00:00:00Z. Default: the last day.")
-@click.option("--until", help="Before then. Default: now.")
+@click.option(
+    "--since", type=Moment(),
+    help="From then on: 2026-01-31, in UTC, or 2026-01-31T00:00:00Z. Default: the last day.",
+)  # fmt: skip
+@click.option("--until", type=Moment(), help="Before then. Default: now.")
 @click.option(
     "--group-by", help="Of tenant, adapter, hour and day, with commas; an empty text: one sum."
 )

@@ -35,6 +35,9 @@ def verify(
     and in a batch with the base model and another adapter. Differences are relative to the largest
     value. Exit status 1 where one is too large or a token differs.
     """
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (adapter / name).is_file():
+            raise click.ClickException(f"{adapter} is no PEFT adapter: it has no {name}")
     import transformers
 
     from adapter_store.errors import AdapterStoreError
@@ -58,9 +61,11 @@ def verify(
         ConfigError,
         AdapterStoreError,
         AdapterUnavailable,
-        OSError,
     ) as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        where = error.filename or adapter
+        raise click.ClickException(f"{where} cannot be read: {error.strerror or error}") from error
     click.echo(f"adapter {found.digest[:12]}, kernels {found.kernels}, float32")
     print_table(
         ["compared", "rank", "alone", "in a mixed batch", "at most", ""],
