@@ -53,6 +53,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Sequences that run at once; more wait with the cause `quota`."""
     max_queued: Limit | None = None
     """Sequences that wait."""
+    max_slots: Limit | None = None
+    """Adapters in the engine's slots at once; calls of others wait with the cause `quota`."""
     max_adapters: Limit | None = None
     max_adapter_bytes: Limit | None = None
     """Of all versions' weights files together."""
