@@ -20,8 +20,8 @@ class AdapterQueue:
     """
 
     __slots__ = (
-        "_sequences", "adapter", "counter", "label", "ledger", "num_running", "order", "pressure",
-        "tenant", "waited",
+        "_sequences", "adapter", "counter", "is_yielding", "label", "ledger", "num_running",
+        "order", "pressure", "tenant", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +39,8 @@ class AdapterQueue:
         """The index it is offered in; None while it is empty or waits for its slot."""
         self.num_running = 0
         """Sequences of this queue that run now."""
+        self.is_yielding = False
+        """Its tenant has no more slots, and another of its queues was served less, and waits."""
         self.pressure = Pressure(now)
         self.waited = [0] * len(CAUSES)
         """Nanoseconds by cause that its sequences waited, summed over them, each once it left."""
@@ -57,7 +59,7 @@ class AdapterQueue:
         """What it waits for; None where nothing waits."""
         if not self._sequences:
             return None
-        return "quota" if self.tenant.is_held else self.ledger.cause
+        return "quota" if self.ledger.is_held else self.ledger.cause
 
     @property
     def waiting(self) -> list[Sequence]:

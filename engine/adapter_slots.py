@@ -236,6 +236,12 @@ class AdapterSlots:
         self.tell("resident", digest, adapter.slot)
         self._settle_unneeded(adapter)
 
+    def give_up(self, digest: str) -> None:
+        """A resident adapter that is wanted, but by nobody who may run now, leaves its slot."""
+        adapter = self._adapters[digest]
+        assert adapter.state is SlotState.RESIDENT and not adapter.is_pinned
+        self._vacate(adapter)
+
     def unload(self, digest: str) -> None:
         """Drop an adapter from its slot and from host memory, once nobody needs it."""
         adapter = self._adapters.get(digest)

@@ -58,6 +58,11 @@ class FairOrder:
         tenant = self._tenants.min()
         return None if tenant is None else self._queues[tenant].min()
 
+    def first_of(self, tenant: Tenant) -> AdapterQueue | None:
+        """The tenant's queue to be served first, hidden or not."""
+        queues = self._queues.get(tenant)
+        return None if queues is None else queues.min()
+
     def _tenant_key(self, tenant: Tenant) -> Key:
         queue = self._queues[tenant].min()
         assert queue is not None, "a tenant without queues is not in the order"

@@ -220,6 +220,7 @@ class Lifecycle:
             self.hold(tenant)
         elif tenant.is_held and not is_full:
             self.waiting.reopen(tenant)
+        self.gate.apply_quota(tenant)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes = sequence.block_hashes

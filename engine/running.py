@@ -25,12 +25,17 @@ class Running:
         self._sequences[sequence.sequence_id] = sequence
         queue = sequence.request.queue
         queue.num_running += 1
+        if queue.num_running == 1 and queue.adapter is not None:
+            queue.tenant.num_slots += 1
         self._move_seats(sequence, sequence.num_seats)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence runs no more."""
         del self._sequences[sequence.sequence_id]
-        sequence.request.queue.num_running -= 1
+        queue = sequence.request.queue
+        queue.num_running -= 1
+        if not queue.num_running and queue.adapter is not None:
+            queue.tenant.num_slots -= 1
         self._move_seats(sequence, -sequence.num_seats)
 
     def keep_one_seat(self, sequence: Sequence) -> None:

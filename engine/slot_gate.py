@@ -58,6 +58,7 @@ class SlotGate:
         self._waiting = waiting
         self._running = running
         self._debt = SlotDebt(debt_limit)
+        self._slack = debt_limit
         self._max_claims = max(1, slots.num_slots // 4)
         self._num_steps = 0
         self._load_steps = 1.0  # from a slot to its head's admission, on average
@@ -102,12 +103,13 @@ class SlotGate:
                 return False
         assert queue.adapter is not None
         self._claims[queue.tenant] = Reservation(queue, queue.adapter, self._debt.open())
-        queue.tenant.has_reservation = True
+        queue.tenant.reserved = queue
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
         if victim is not None:
             self._slots.tell("reserved", queue.adapter, None)
             self._drain(victim)
+        self._waiting.apply_slot_quota(queue.tenant, self._slack)  # it may give the victim's up
         self.settle()
         return True
 
@@ -209,13 +211,19 @@ class SlotGate:
         """As `release`, for whichever queue of the tenant has a reservation."""
         if not tenant.has_reservation:
             return
-        tenant.has_reservation = False
+        tenant.reserved = None
         if tenant in self._claims:
             self._set_claimed(self._end_claim(tenant).digest, False)
             self.settle()
         else:
             del self._placed[tenant]
+        self.apply_quota(tenant)
         self._waiting.show(tenant)
+
+    def apply_quota(self, tenant: Tenant) -> None:
+        """What a tenant holds changed, see `Waiting.apply_slot_quota`."""
+        if self._waiting.apply_slot_quota(tenant, self._slack):
+            self.settle()
 
     def _end_claim(self, tenant: Tenant) -> Reservation:
         claim = self._claims.pop(tenant)

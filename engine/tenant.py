@@ -1,4 +1,4 @@
-"""A tenant as the scheduler sees it: a weight, a counter, a concurrency limit, some queues."""
+"""A tenant as the scheduler sees it: a weight, a counter, limits, some queues."""
 
 from engine.adapter_queue import AdapterQueue
 from engine.backpressure import Pressure
@@ -10,8 +10,9 @@ class Tenant:
     """Competes with other tenants by `counter`, its queues with each other by theirs."""
 
     __slots__ = (
-        "contenders", "counter", "has_reservation", "hold_clock", "is_hastening",
-        "max_concurrent", "name", "num_running", "num_waiting", "pressure", "queues", "weight",
+        "contenders", "counter", "hold_clock", "is_hastening", "is_out_of_slots", "max_concurrent",
+        "max_slots", "name", "num_running", "num_slots", "num_waiting", "pressure", "queues",
+        "reserved", "slotless_clock", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str, now: int) -> None:
@@ -23,11 +24,18 @@ class Tenant:
         self.num_running = 0
         """Seats its sequences take."""
         self.num_waiting = 0
-        self.has_reservation = False
-        """Whether one of its queues has reserved a slot: one at a time."""
+        self.reserved: AdapterQueue | None = None
+        """Its queue that has reserved a slot: one at a time."""
+        self.max_slots: int | None = None
+        self.num_slots = 0
+        """Adapters that its sequences run on."""
+        self.is_out_of_slots = False
+        """Whether it holds as many slots as it may, so that its other adapters wait."""
         self.is_hastening = False
         """Whether one of its adapters is fetched before others: one at a time."""
         self.hold_clock = HoldClock(now)
+        self.slotless_clock = HoldClock(now)
+        """Of its queues whose adapter has no slot: held back by either quota."""
         self.pressure = Pressure(now)
         self.queues: dict[str | None, AdapterQueue] = {}
         self.contenders = Contenders[AdapterQueue](is_idle_queue)
@@ -36,6 +44,25 @@ class Tenant:
     def is_held(self) -> bool:
         """Whether its quota holds all its queues back."""
         return self.hold_clock.is_held
+
+    @property
+    def has_reservation(self) -> bool:
+        """Whether one of its queues has reserved a slot."""
+        return self.reserved is not None
+
+    @property
+    def has_slots_left(self) -> bool:
+        """Whether its quota allows one more adapter in a slot; a reserved slot counts already."""
+        if self.max_slots is None:
+            return True
+        is_waiting = self.reserved is not None and not self.reserved.num_running
+        return self.num_slots + is_waiting < self.max_slots
+
+    def may_use_slot(self, queue: AdapterQueue) -> bool:
+        """Whether its quota lets one of its queues, in which something waits, use a slot."""
+        if not self.is_out_of_slots or queue.adapter is None or queue is self.reserved:
+            return True
+        return queue.num_running > 0 and (not queue.is_yielding or queue.head.is_resuming)
 
     def can_run(self, num_seats: int) -> bool:
         """Whether its quota allows so many more seats. An idle tenant may always begin."""

@@ -2,7 +2,7 @@
 
 A queue is in exactly one state, the first that applies:
 
-- `quota`: its tenant is at its concurrency limit;
+- `quota`: its tenant is at its limit of sequences, or of slots and the adapter is in none of them;
 - `load`: its adapter's weights are on their way to host memory or into a slot;
 - `slot`: its adapter has no slot, or its slot is being drained for another adapter;
 - `kv`, `budget`: admission stopped at its head for want of blocks, of tokens or seats;
@@ -45,31 +45,42 @@ class HoldClock:
 
 
 class WaitLedger:
-    """One queue's cumulative time by cause. While its tenant is held, only `quota` grows."""
+    """One queue's cumulative time by cause. While its clock is held, only `quota` grows."""
 
-    __slots__ = ("_hold_clock", "_settled", "_since", "cause")
+    __slots__ = ("_clock", "_held", "_settled", "_since", "cause")
 
-    def __init__(self, hold_clock: HoldClock, cause: WaitCause, now: int) -> None:
+    def __init__(self, clock: HoldClock, cause: WaitCause, now: int) -> None:
         self.cause: WaitCause = cause
-        """The state beneath the tenant's hold."""
-        self._hold_clock = hold_clock
+        """The state beneath the hold."""
+        self._clock = clock
         self._settled = dict.fromkeys(CAUSES, 0)
-        self._since = now - hold_clock.held(now)  # in the tenant's open time
+        self._since = now
+        self._held = clock.held(now)
 
-    def change(self, cause: WaitCause, now: int) -> None:
-        """Wait for another cause from now on."""
-        if cause == self.cause:
+    @property
+    def is_held(self) -> bool:
+        """Whether a quota holds the queue back now."""
+        return self._clock.is_held
+
+    def change(self, cause: WaitCause, now: int, clock: HoldClock | None = None) -> None:
+        """Wait for another cause from now on, held back when `clock` is (None: as before)."""
+        clock = clock or self._clock
+        if cause == self.cause and clock is self._clock:
             return
-        open_time = now - self._hold_clock.held(now)
-        self._settled[self.cause] += open_time - self._since
-        self._since = open_time
+        held = self._clock.held(now) - self._held
+        self._settled["quota"] += held
+        self._settled[self.cause] += now - self._since - held
+        self._since = now
+        self._clock = clock
+        self._held = clock.held(now)
         self.cause = cause
 
     def read(self, now: int) -> Reading:
         """Totals by cause; two readings differ by exactly the time between them."""
-        held = self._hold_clock.held(now)
-        totals = self._settled | {"quota": held}
-        totals[self.cause] += now - held - self._since
+        held = self._clock.held(now) - self._held
+        totals = dict(self._settled)
+        totals["quota"] += held
+        totals[self.cause] += now - self._since - held
         return tuple(totals.values())
 
 

@@ -7,6 +7,8 @@ for is on its way). All but the last are indices in the order of service, so tha
 what it may serve and never at all that waits.
 """
 
+import math
+
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.backpressure import Pressure
@@ -56,6 +58,7 @@ class Waiting:
             tenant = self.tenants[message.tenant] = Tenant(message.tenant, self._time.now)
         tenant.weight = message.weight
         tenant.max_concurrent = message.max_concurrent
+        tenant.max_slots = message.max_slots
         queue = tenant.queues.get(message.adapter)
         if queue is None:
             queue = AdapterQueue(tenant, message.adapter, cause="turn", now=self._time.now)
@@ -99,7 +102,7 @@ class Waiting:
         tenant = queue.tenant
         if not queue:
             # Before it has a head: an empty queue has a cause too, and its wait begins with it.
-            queue.ledger.change(self._cause_of(queue), self._time.now)
+            self._note_cause(queue)
             queue.pressure.begin(self._time.now)
         if not tenant.num_waiting:
             tenant.pressure.begin(self._time.now)
@@ -159,6 +162,7 @@ class Waiting:
     def hold(self, tenant: Tenant) -> None:
         """A quota holds all queues of a tenant back: they neither wait for a turn nor count."""
         tenant.hold_clock.turn(True, self._time.now)
+        tenant.slotless_clock.turn(True, self._time.now)
         self._contenders.leave(tenant)
         for order in self._orders:
             order.hide(tenant)
@@ -166,6 +170,7 @@ class Waiting:
     def reopen(self, tenant: Tenant) -> None:
         """The quota holds no more: like an arrival."""
         tenant.hold_clock.turn(False, self._time.now)
+        tenant.slotless_clock.turn(tenant.is_out_of_slots, self._time.now)
         if tenant.num_waiting:
             self._contenders.enter(tenant)
         self.show(tenant)
@@ -175,6 +180,80 @@ class Waiting:
         for order in self._orders:
             if not self._is_hidden(tenant, order):
                 order.show(tenant)
+
+    def apply_slot_quota(self, tenant: Tenant, slack: float) -> bool:
+        """What the tenant holds changed: keep its other adapters' queues out, or offer them again.
+
+        O(1) for a tenant without the quota, else O(slots). An adapter that was served `slack`
+        tokens more than another one of the tenant that waits admits nothing more until that one
+        had its turn. Returns whether a slot was given up that only kept out queues wanted.
+        """
+        if tenant.max_slots is None and not tenant.is_out_of_slots:
+            return False
+        is_out = not tenant.has_slots_left
+        if is_out is not tenant.is_out_of_slots:
+            tenant.is_out_of_slots = is_out
+            tenant.slotless_clock.turn(tenant.is_held or is_out, self._time.now)
+            for order in (self.unplaced, self.unfetched):
+                if self._is_hidden(tenant, order):
+                    order.hide(tenant)
+                else:
+                    order.show(tenant)
+        placed = [
+            queue
+            for adapter in self._slots.placed
+            if (queue := tenant.queues.get(adapter.digest)) is not None
+        ]
+        if is_out:
+            self._set_yielding(tenant, placed, slack)
+        for queue in placed:
+            self._file(queue)
+        self._count(tenant, placed)
+        has_given_up = False
+        for queue in placed if is_out else ():
+            if self._is_kept_out(queue) and self._is_useless(queue):
+                self._slots.give_up(queue.adapter or "")
+                self.refile(queue.adapter or "")
+                has_given_up = True
+        return has_given_up
+
+    def _count(self, tenant: Tenant, placed: list[AdapterQueue]) -> None:
+        """Whether the tenant counts as waiting: not if its quotas hold all its queues back."""
+        if not tenant.num_waiting or tenant.is_held:
+            return
+        open_queues = [tenant.queues.get(None), tenant.reserved, *placed]
+        if not tenant.is_out_of_slots or any(
+            queue and not self._is_kept_out(queue) for queue in open_queues
+        ):
+            self._contenders.enter(tenant)
+        else:
+            self._contenders.leave(tenant)
+
+    def _is_useless(self, queue: AdapterQueue) -> bool:
+        """Whether nobody may use the slot of this queue's adapter now."""
+        adapter = self._slots.find(queue.adapter or "")
+        return (
+            adapter is not None
+            and adapter.state is SlotState.RESIDENT
+            and not adapter.references
+            and not adapter.is_pinned
+            and all(self._is_kept_out(other) for other in self.queues_of(adapter.digest))
+        )
+
+    def _is_kept_out(self, queue: AdapterQueue) -> bool:
+        """Whether the quota of slots keeps this queue from the slot that its adapter has."""
+        return bool(queue) and not queue.tenant.may_use_slot(queue)
+
+    def _set_yielding(self, tenant: Tenant, placed: list[AdapterQueue], slack: float) -> None:
+        kept_out = [
+            first
+            for order in (self.unplaced, self.unfetched)
+            if (first := order.first_of(tenant)) is not None
+        ]
+        kept_out += (q for q in placed if q and not q.num_running and q is not tenant.reserved)
+        lowest = min((queue.counter for queue in kept_out), default=math.inf)
+        for queue in placed:
+            queue.is_yielding = bool(queue.num_running) and queue.counter > lowest + slack
 
     def refile(self, adapter: str) -> None:
         """An adapter's state changed: move its queues to where they belong now."""
@@ -186,7 +265,7 @@ class Waiting:
         stopped_before, self._stopped, self._stop_cause = self._stopped, queue, cause
         for changed in (stopped_before, queue):
             if changed is not None:
-                changed.ledger.change(self._cause_of(changed), self._time.now)
+                self._note_cause(changed)
 
     def _file(self, queue: AdapterQueue, *, has_older_head: bool = False) -> None:
         order = self._order_of(queue) if queue else None
@@ -195,7 +274,17 @@ class Waiting:
         if order is not None and (queue.order is not order or has_older_head):
             order.push(queue, hidden=self._is_hidden(queue.tenant, order))
         queue.order = order
-        queue.ledger.change(self._cause_of(queue), self._time.now)
+        self._note_cause(queue)
+
+    def _note_cause(self, queue: AdapterQueue) -> None:
+        tenant = queue.tenant
+        has_slot = queue is tenant.reserved or not self._is_slotless(queue)
+        clock = tenant.hold_clock if has_slot else tenant.slotless_clock
+        queue.ledger.change(self._cause_of(queue), self._time.now, clock)
+
+    def _is_slotless(self, queue: AdapterQueue) -> bool:
+        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
+        return adapter is not None and adapter.state is SlotState.ABSENT
 
     def _head_seconds(self, queue: AdapterQueue) -> float:
         if not queue:
@@ -204,14 +293,16 @@ class Waiting:
 
     def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
         if order is self.unplaced:
-            return tenant.is_held or tenant.has_reservation
+            return tenant.is_held or tenant.is_out_of_slots or tenant.has_reservation
         if order is self.unfetched:
-            return tenant.is_held or tenant.is_hastening
+            return tenant.is_held or tenant.is_out_of_slots or tenant.is_hastening
         return tenant.is_held
 
     def _order_of(self, queue: AdapterQueue) -> FairOrder | None:
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
         if adapter is None or adapter.state is SlotState.RESIDENT:
+            if self._is_kept_out(queue):
+                return None
             return self.resuming if queue.head.is_resuming else self.ready
         if adapter.state is not SlotState.ABSENT or adapter.is_claimed:
             return None
@@ -221,6 +312,9 @@ class Waiting:
 
     def _cause_of(self, queue: AdapterQueue) -> WaitCause:
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
+        has_slot = adapter is not None and adapter.state is not SlotState.ABSENT
+        if has_slot and self._is_kept_out(queue):
+            return "quota"
         if adapter is not None and adapter.state is not SlotState.RESIDENT:
             is_coming = adapter.state is SlotState.LOADING or (
                 adapter.state is SlotState.ABSENT and not adapter.is_fetched
@@ -241,6 +335,8 @@ class Waiting:
             queues = tenant.queues.values()
             assert tenant.num_waiting == sum(len(queue) for queue in queues), tenant.name
             assert not tenant.is_held or tenant.num_running, f"{tenant.name}: held while idle"
+            assert tenant.is_out_of_slots is not tenant.has_slots_left, f"{tenant.name}: slots"
+            assert tenant.slotless_clock.is_held is (tenant.is_held or tenant.is_out_of_slots)
             for queue in queues:
                 assert queue.order is (self._order_of(queue) if queue else None), "misfiled"
                 assert queue.order is None or queue in queue.order, "not in its order"

@@ -10,16 +10,16 @@ from tests.support.memory_engine import FakeSource, MemoryEngine, request
 
 def test_readings_sum_to_the_time_between_them_whatever_changes():
     rng = random.Random(0)
-    clock = HoldClock(0)
-    ledger = WaitLedger(clock, "turn", 0)
+    clocks = [HoldClock(0), HoldClock(0)]
+    ledger = WaitLedger(clocks[0], "turn", 0)
     now = 0
     readings = [(now, ledger.read(now))]
     for _ in range(2000):
         now += rng.randrange(10)
         if rng.random() < 0.3:
-            clock.turn(rng.random() < 0.5, now)
+            rng.choice(clocks).turn(rng.random() < 0.5, now)
         else:
-            ledger.change(rng.choice([cause for cause in CAUSES if cause != "quota"]), now)
+            ledger.change(rng.choice(CAUSES), now, rng.choice([None, *clocks]))
         readings.append((now, ledger.read(now)))
     for (begin, before), (end, after) in zip(
         readings, rng.sample(readings, len(readings)), strict=True
@@ -41,6 +41,20 @@ def test_a_hold_is_quota_for_every_queue_of_the_tenant_and_stops_their_own_cause
         "quota": 20e-9, "load": (10**9 - 30) / 1e9, "slot": 10e-9,
     }  # fmt: skip
     assert seconds_by_cause(turn.read(40)) == {"quota": 20e-9, "turn": 20e-9}
+
+
+def test_a_queue_may_be_held_by_another_clock_from_some_time_on():
+    tenant, slotless = HoldClock(0), HoldClock(0)
+    queue = WaitLedger(slotless, "slot", 0)
+    slotless.turn(True, 10)
+    queue.change("load", 30, tenant)
+    assert not queue.is_held
+    tenant.turn(True, 35)
+    queue.change("slot", 40, slotless)
+    slotless.turn(False, 50)
+    assert seconds_by_cause(queue.read(60)) == {
+        "quota": 35e-9, "load": 5e-9, "slot": 20e-9,
+    }  # fmt: skip
 
 
 def _queue(engine: MemoryEngine, number: int) -> dict[str, float]:

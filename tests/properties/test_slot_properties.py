@@ -42,9 +42,15 @@ class SlotMachine(RuleBasedStateMachine):
     happened: Counter[str]
 
     @initialize(
-        max_loras=st.sampled_from([1, 1, 2, 3, 8]), seats=st.integers(1, 6), debt=st.integers(0, 20)
+        max_loras=st.sampled_from([1, 1, 2, 3, 8]),
+        seats=st.integers(1, 6),
+        debt=st.integers(0, 20),
+        max_slots=st.lists(
+            st.sampled_from([None, None, 1, 1, 2]), min_size=len(TENANTS), max_size=len(TENANTS)
+        ),
     )
-    def start(self, *, max_loras, seats, debt):
+    def start(self, *, max_loras, seats, debt, max_slots):
+        self.max_slots = dict(zip(TENANTS, max_slots, strict=True))
         config = SchedulerConfig(
             num_kv_blocks=40, block_size=4, max_num_seqs=seats, max_num_batched_tokens=32,
             max_loras=max_loras, slot_debt_tokens=debt,
@@ -87,7 +93,10 @@ class SlotMachine(RuleBasedStateMachine):
     def _arrive(self, *, adapter, is_in_host, **fields):
         self._tick()
         self.num_requests += 1
-        message = request(self.num_requests, [1, 2, 3], adapter=adapter, max_tokens=20, **fields)
+        message = request(
+            self.num_requests, [1, 2, 3], adapter=adapter, max_tokens=20,
+            max_slots=self.max_slots[fields["tenant"]], **fields,
+        )  # fmt: skip
         queue = self.lifecycle.waiting.queue_of(message)
         key = RequestKey("c", self.num_requests)
         self.lifecycle.arrive(Request(key, message, queue, arrival_number=self.num_requests))
@@ -216,7 +225,25 @@ class SlotMachine(RuleBasedStateMachine):
         for sequence in self.lifecycle.running:
             if sequence.slot is not None:
                 assert self.device[sequence.slot] == sequence.request.message.adapter
+        for tenant in self.lifecycle.waiting.tenants.values():
+            self._check_slot_quota(tenant)
         self.happened["draining"] += any(a.state is SlotState.DRAINING for a in placed)
+
+    def _check_slot_quota(self, tenant):
+        queues = tenant.queues.values()
+        on_slots = {q.adapter for q in queues if q.num_running} - {None}
+        assert tenant.num_slots == len(on_slots)
+        if tenant.reserved is not None:
+            on_slots.add(tenant.reserved.adapter)
+        if tenant.max_slots is None:
+            assert not tenant.is_out_of_slots
+            return
+        assert len(on_slots) <= tenant.max_slots, "more slots than its quota"
+        for queue in queues:
+            is_out = tenant.is_out_of_slots and queue.adapter not in {None, *on_slots}
+            assert not (is_out and queue) or queue.cause == "quota", queue.cause
+            self.happened["kept out"] += bool(is_out and queue)
+            self.happened["yielding"] += tenant.is_out_of_slots and queue.is_yielding
 
     def teardown(self):
         """With time and weights everything is served, and nothing is left."""
@@ -279,6 +306,6 @@ def test_slots_are_given_kept_and_taken_back_rightly_whatever_comes_between():
     run_state_machine_as_test(Machine, settings=SETTINGS)
     for event in (
         "reserved head", "evicted", "load failed", "preempted for a slot", "preempted",
-        "preempted for blocks", "hastened", "forgotten", "draining",
+        "preempted for blocks", "hastened", "forgotten", "draining", "kept out", "yielding",
     ):  # fmt: skip
         assert Machine.happened[event] > 0, (event, Machine.happened)

@@ -126,6 +126,7 @@ async def open_call(
             call=call_id,
             weight=tenant.weight,
             max_concurrent=tenant.quota.max_concurrent,
+            max_slots=tenant.quota.max_slots,
             max_queued=tenant.quota.max_queued,
             cache_salt=fields.cache_salt or "",
         )
