@@ -5,7 +5,9 @@
 First the saturation rate with 8 adapters on 8 slots, all resident. Then requests arrive as a
 Poisson process at fractions of that rate, whatever became of those before: with the same 8
 adapters, with 16 on the 8 slots, and with 64 whose popularity is Zipf's (exponent 1.0) on the 8
-slots. Arrivals, prompts and lengths are the same in all three.
+slots. Arrivals, prompts and lengths are the same in all three, but for a prompt's first token,
+which no other prompt has: prefix caching is on, as it is unless told otherwise, so that a
+preempted sequence finds its own prefix, and must find no other's.
 """
 
 import asyncio
@@ -32,6 +34,8 @@ from benchmarks.serving.ours import OurService, our_service
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 
 SLOTS = 8
+FIRST_TOKEN, MOST_REQUESTS = 1000, 2000
+"""First tokens of a run's prompts: from here, so many for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +73,17 @@ def saturation_rate(replies: Sequence[Reply]) -> float:
     return (last - first) / (ends[last] - ends[first])
 
 
-def run_case(service: OurService, case: Case, rate: float, seconds: float, seed: int) -> Result:
-    """Offer one case's requests at a rate."""
+def run_case(
+    service: OurService, case: Case, rate: float, seconds: float, *, seed: int, first_token: int
+) -> Result:
+    """Offer one case's requests at a rate; prompts begin with `first_token`, the next one, …"""
     arrivals = poisson_arrivals(rate, seconds, seed)
     pool = read_workload("base")
     chosen = choose_adapters(case, len(arrivals), seed)
     calls = [
-        Call(name, pool[index % len(pool)].prompt, pool[index % len(pool)].max_tokens)
+        Call(name, (first_token + index, *taken.prompt[1:]), taken.max_tokens)
         for index, name in enumerate(chosen)
+        for taken in [pool[index % len(pool)]]
     ]
     return asyncio.run(open_loop(service.url, calls, arrivals, service.key))
 
@@ -121,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="loraplex-bench-") as folder:
         names = adapter_names(max(case.adapters for case in CASES))
         folders = write_adapters(model, Path(folder), names)
-        with our_service(model, ["--max-loras", str(SLOTS)]) as service:
+        with our_service(model, ["--max-loras", str(SLOTS)], prefix_cache=True) as service:
             service.push(folders)
             warm_up(service.url, ["mix8"], key=service.key)
             calls = read_workload("mix8") * options.loops
@@ -130,7 +137,10 @@ def main() -> None:
             print(f"saturated at {rate:.2f} requests/s", flush=True)
             for fraction in options.fractions:
                 for case in CASES:
-                    result = run_case(service, case, fraction * rate, options.seconds, seed=1)
+                    result = run_case(
+                        service, case, fraction * rate, options.seconds, seed=1,
+                        first_token=FIRST_TOKEN + len(results) * MOST_REQUESTS,
+                    )  # fmt: skip
                     results[fraction, case] = result
                     print(
                         f"{case.name} at {fraction:.0%}: p99 {ttft_p99(result):.2f} s", flush=True

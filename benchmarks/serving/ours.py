@@ -92,13 +92,17 @@ class OurService:
 
 
 @contextlib.contextmanager
-def our_service(model: Path, arguments: Sequence[str] = ()) -> Generator[OurService]:
+def our_service(
+    model: Path, arguments: Sequence[str] = (), *, prefix_cache: bool = False
+) -> Generator[OurService]:
     """Start `loraplex serve` on a free port with a data directory of its own; stop it at the end.
 
-    Prefix caching is off: the workload repeats its prompts.
+    Prefix caching is off unless asked for: the workload repeats its prompts.
     """
+    if not prefix_cache:
+        arguments = ["--no-prefix-cache", *arguments]
     started = time.perf_counter()
-    with demo_service(model, BASE, ["--no-prefix-cache", *arguments]) as service:
+    with demo_service(model, BASE, [*arguments]) as service:
         with ApiClient(service.url, service.admin_key) as admin:
             admin.call("POST", "/admin/tenants", json={"name": TENANT})
             body = {"scopes": ["tenant", "inference"]}
