@@ -98,7 +98,7 @@ def load(service: OurService, study: Study, loop: Loop, seed: int) -> LoadRun:
 
 
 def calibrate(
-    service: OurService, study: Study, process: psutil.Process
+    service: OurService, study: Study, process: psutil.Process, share: float = 1.0
 ) -> tuple[StepModel, float]:
     """The service's step model, and the requests a second that saturate it."""
     alone, full = 0.0, 0.0
@@ -106,6 +106,7 @@ def calibrate(
         for number, (concurrency, count) in enumerate(CALIBRATION):
             begun = len(watcher.requests)
             loop = Loop("closed", concurrency)
+            count = max(4, round(share * count))
             run = load(service, replace(study, num_requests=count), loop, 100 + number)
             full = run.figures.requests_per_second
             if concurrency == 1:
@@ -178,8 +179,10 @@ def table(found: Sequence[Compared]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of each of the three rates")
+    parser.add_argument("--quick", action="store_true", help="a quarter of it all, to try it")
     parser.add_argument("--step-model", type=Path, help="where to leave the fitted model")
     options = parser.parse_args()
+    share = 0.25 if options.quick else 1.0
     model = model_dir(options)
     started = time.monotonic()
     print(machine(), flush=True)
@@ -190,13 +193,13 @@ def main() -> None:
         service.push(write_adapters(model, Path(folder), adapter_names(ADAPTERS)))
         study = study_of(model, 1)
         process = psutil.Process(service.service.process.pid)
-        fitted, full = calibrate(service, study, process)
+        fitted, full = calibrate(service, study, process, share)
         if options.step_model is not None:
             options.step_model.write_bytes(msgspec.json.encode(fitted) + b"\n")
         print(f"saturated at {full:.2f} requests/s; fitted to {fitted.num_steps} steps, of which "
               f"one is off by {fitted.mean_error:.1%}: {fitted.costs}", flush=True)  # fmt: skip
         found = [
-            compare(service, study, fitted, fraction * full, options.seconds, seed)
+            compare(service, study, fitted, fraction * full, share * options.seconds, seed)
             for seed, fraction in enumerate(FRACTIONS)
         ]
     print(f"\n{table(found)}\n\n{time.monotonic() - started:.0f} s; {machine()}")

@@ -57,11 +57,15 @@ def simulation_report(
     sections = [*_curves(groups), *_queues(groups), _all(groups)]
     if comparisons:
         sections.insert(0, _published(comparisons))
+    spread_words = (
+        f"Means over {num_seeds} random seeds; shaded: the standard deviation of single runs."
+        if num_seeds > 1
+        else "One random seed, which says little of rare stalls."
+    )
     best = _best(groups)
     return Report(
         title="Simulation",
-        lead="The scheduler that serves, in simulated time. Means over "
-        f"{num_seeds} random seeds; shaded: the standard deviation of single runs.",
+        lead=f"The scheduler that serves, in simulated time. {spread_words}",
         facts=[
             ("most good requests/s", f"{best[2]:,.1f}"),
             ("policy", best[0]),
