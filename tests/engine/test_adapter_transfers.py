@@ -38,8 +38,12 @@ class SlowRunner(MemoryRunner):
 
     def install_adapter(self, slot: int, weights: str) -> ManualTransfer:  # type: ignore[override]
         assert weights not in self.transfers, "a transfer is begun twice"
-        install = super().install_adapter
-        transfer = self.transfers[weights] = ManualTransfer(lambda: install(slot, weights))
+        assert slot not in self.slots, "a slot is loaded over another adapter"
+
+        def land() -> None:
+            self.slots[slot] = weights
+
+        transfer = self.transfers[weights] = ManualTransfer(land)
         return transfer
 
 
@@ -87,7 +91,7 @@ def test_an_engine_with_nothing_but_a_transfer_has_work_until_it_is_over():
 def test_a_transfer_that_fails_ends_its_adapters_requests_and_no_others():
     engine, transfers = slow_engine()
     engine.add(request(1, [1], adapter="a"))
-    engine.add(request(2, [1], adapter="b"))
+    engine.add(request(2, [1], adapter="b", tenant="u"))
     engine.step()
     engine.step()
     transfers["a"].end("no room in the pool")
