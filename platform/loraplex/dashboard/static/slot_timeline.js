@@ -7,66 +7,67 @@ const LANE = 22;
 const LEFT = 34;
 const AXIS = 20;
 const LETTER = 6.2;
-const KINDS = {
-  resident: "resident",
-  loading: "loading",
-  reserved: "reserved",
-  draining: "draining",
-};
+const HATCHED = ["loading", "reserved", "draining"];
 const STEPS = [5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400];
 
 export function SlotTimeline({ view }) {
   const [box, width] = useWidth();
-  const { start, end } = view.window;
   const lanes = Math.max(view.slots_total, ...view.spans.map(({ slot }) => slot + 1));
-  const height = lanes * LANE + AXIS;
-  const at = (time) =>
-    LEFT + ((Math.min(Math.max(time, start), end) - start) / (end - start)) * (width - LEFT - 1);
-  const seen = view.spans.filter((span) => (span.end ?? end) > start && span.slot != null);
+  if (!lanes) return html`<p class="notice" ref=${box}>This engine has no adapter slots.</p>`;
+  const seen = view.spans.filter((span) => (span.end ?? view.window.end) > view.window.start);
+  return html`<div ref=${box} class="lanes">
+    ${width > 0 && html`<${Lanes} view=${view} seen=${seen} lanes=${lanes} width=${width} />`}
+    <${Legend} kinds=${new Set(seen.map(({ kind }) => kind))} />
+  </div>`;
+}
+
+function Lanes({ view, seen, lanes, width }) {
+  const { start, end } = view.window;
+  const inside = (time) => Math.min(Math.max(time, start), end);
+  const at = (time) => LEFT + ((inside(time) - start) / (end - start)) * (width - LEFT - 1);
+  const bottom = lanes * LANE;
+  const slots = Array.from({ length: lanes }, (_, slot) => slot);
   const marks = view.marks.filter((mark) => mark.kind !== "loaded" && mark.at >= start);
-  if (!lanes) return html`<p class="notice">This engine has no adapter slots.</p>`;
-  return html`<div ref=${box} class="lanes">${
-    width > 0 &&
-    html`
-    <svg width=${width} height=${height} role="img"
-      aria-label=${`${lanes} slots, ${seen.length} stays. All of them: the button “table”.`}>
-      <defs>${["loading", "reserved", "draining"].map(
-        (kind) => html`<${Hatch}
-        kind=${kind} />`,
-      )}</defs>
-      ${ticks(start, end, width).map(
-        (time) => html`<g class="tick" key=${time}>
-          <line x1=${at(time)} x2=${at(time)} y1="0" y2=${lanes * LANE} />
-        <text x=${at(time)} y=${height - 5} text-anchor="middle">${label(time, end - start)}</text>
-          </g>`,
-      )}
-      ${Array.from(
-        { length: lanes },
-        (
-          _,
-          slot,
-        ) => html`<g key=${slot} class="lane"><text x="0" y=${slot * LANE + 15}>${slot}</text>
+  const said = `${lanes} slots, ${seen.length} stays. All of them: the button “table”.`;
+  return html`<svg width=${width} height=${bottom + AXIS} role="img" aria-label=${said}>
+    <defs>${HATCHED.map((kind) => html`<${Hatch} kind=${kind} />`)}</defs>
+    ${ticks(start, end, width).map(
+      (time) => html`<g class="tick" key=${time}>
+        <line x1=${at(time)} x2=${at(time)} y1="0" y2=${bottom} />
+        <text x=${at(time)} y=${bottom + AXIS - 5} text-anchor="middle">${label(time, end - start)}</text>
+      </g>`,
+    )}
+    ${slots.map(
+      (slot) => html`<g key=${slot} class="lane">
+        <text x="0" y=${slot * LANE + 15}>${slot}</text>
         <line x1=${LEFT} x2=${width} y1=${(slot + 1) * LANE - 0.5} y2=${(slot + 1) * LANE - 0.5} />
-          </g>`,
-      )}
-      ${seen.map(
-        (span) => html`<${Stay} key=${`${span.slot} ${span.start} ${span.kind}`}
-        span=${span} left=${at(span.start)} right=${at(span.end ?? end)} end=${end} />`,
-      )}
-      ${marks.map((mark) => html`<${Mark} key=${`${mark.slot} ${mark.at}`} mark=${mark} x=${at(mark.at)} />`)}
-    </svg>`
-  }
-    <p class="legend">
-      <span class="pair"><svg width="14" height="10" aria-hidden="true"><rect class="key-plain"
-        width="14" height="10" /></svg> resident, one colour an adapter</span>
-      ${["loading", "reserved", "draining"].map(
-        (kind) => html`<span class="pair"><svg width="14" height="10" aria-hidden="true"><rect
-        class="key-plain" width="14" height="10" /><rect width="14" height="10"
-          fill=${`url(#hatch-${kind})`} /></svg> ${KINDS[kind]}</span>`,
-      )}
-      <span class="pair"><svg width="8" height="10" aria-hidden="true"><line
-        class="evicted" x1="4" x2="4" y1="0" y2="10" /></svg> evicted</span>
-    </p></div>`;
+      </g>`,
+    )}
+    ${seen.map(
+      (span) => html`<${Stay} key=${`${span.slot} ${span.start} ${span.kind}`} span=${span}
+        left=${at(span.start)} right=${at(span.end ?? end)} end=${end} />`,
+    )}
+    ${marks.map(
+      (mark) => html`<${Mark} key=${`${mark.slot} ${mark.at}`} mark=${mark} x=${at(mark.at)} />`,
+    )}
+  </svg>`;
+}
+
+const Swatch = ({ children }) =>
+  html`<svg width="14" height="10" aria-hidden="true">
+    <rect class="key-plain" width="14" height="10" />${children}
+  </svg>`;
+
+function Legend({ kinds }) {
+  return html`<p class="legend">
+    <span class="pair"><${Swatch} /> resident, one colour an adapter</span>
+    ${HATCHED.filter((kind) => kinds.has(kind)).map(
+      (kind) => html`<span class="pair" key=${kind}>
+        <${Swatch}><rect width="14" height="10" fill=${`url(#hatch-${kind})`} /><//> ${kind}</span>`,
+    )}
+    <span class="pair"><svg width="8" height="10" aria-hidden="true">
+      <line class="evicted" x1="4" x2="4" y1="0" y2="10" /></svg> evicted</span>
+  </p>`;
 }
 
 function Stay({ span, left, right, end }) {
@@ -77,7 +78,7 @@ function Stay({ span, left, right, end }) {
   const short = span.adapter ?? "others";
   const fits =
     width > 8 + LETTER * name.length ? name : width > 8 + LETTER * short.length ? short : null;
-  const said = `slot ${span.slot}: ${name} ${KINDS[span.kind]} from ${format.time(span.start)} ${
+  const said = `slot ${span.slot}: ${name} ${span.kind} from ${format.time(span.start)} ${
     span.end == null ? "until now" : `to ${format.time(span.end)}`
   }, ${format.seconds((span.end ?? end) - span.start)}`;
   return html`<g class="stay"><title>${said}</title>

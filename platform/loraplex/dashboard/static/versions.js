@@ -46,7 +46,7 @@ export function Versions({ view, csv }) {
   const columns = [
     { label: "version", head: true, text: true, cell: (row) => `@${row.version}` },
     { label: "aliases", text: true, cell: (row) => pointed(row.version) || format.NONE },
-    { label: "published", text: true, cell: (row) => format.moment(row.published) },
+    { label: "published", text: true, cell: (row) => format.moment(row.published || null) },
     { label: "state", text: true, cell: (row) => row.state },
     { label: "rank", cell: (row) => format.count(row.rank) },
     { label: "size", cell: (row) => format.bytes(row.bytes) },
