@@ -19,6 +19,7 @@ from types import FrameType
 import msgspec
 import uvicorn
 import uvloop
+from litestar import Litestar
 
 from adapter_store.base_model import BaseModel, read_base_model
 from adapter_store.blob_url import BlobBucket, open_blob_store
@@ -38,9 +39,12 @@ from loraplex.drain import answering_when_cut
 from loraplex.heartbeats import Heartbeats
 from loraplex.http_protocol import bounded_http
 from loraplex.limits.shared_rates import open_rates
+from loraplex.metrics.port import serving_metrics
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings, StorageSettings
 from loraplex.supervisor.pulse import beat
+from loraplex.tracing.choose import open_tracing
+from loraplex.tracing.tracing import Tracing
 
 _MAX_OPEN_FILES = 65_536
 _LAST_FRAME_SECONDS = 3.0
@@ -49,7 +53,11 @@ _LAST_FRAME_SECONDS = 3.0
 
 @contextlib.asynccontextmanager
 async def open_backends(
-    settings: Settings, base: BaseModel, blobs: BlobStore, engine: ZmqEngineClient
+    settings: Settings,
+    base: BaseModel,
+    blobs: BlobStore,
+    engine: ZmqEngineClient,
+    tracing: Tracing,
 ) -> AsyncGenerator[Backends]:
     """Open what the app uses, on its event loop."""
     storage = settings.storage
@@ -75,7 +83,7 @@ async def open_backends(
             yield Backends(
                 engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer,
                 base_model=base, shared_cache=shared_cache, sources=_sources(settings),
-                rates=rates, heartbeats=heartbeats,
+                rates=rates, heartbeats=heartbeats, tracing=tracing,
             )  # fmt: skip
         finally:
             await engine.close()
@@ -129,7 +137,8 @@ async def _serve(
         await asyncio.sleep(drain_seconds)
         await engine.close()  # what is still running ends with a last frame that says so
 
-    app = create_app(settings, lambda: open_backends(settings, base, blobs, engine))
+    tracing = open_tracing(os.environ)
+    app = create_app(settings, lambda: open_backends(settings, base, blobs, engine, tracing))
 
     def begin_drain() -> None:
         drains.append(loop.create_task(cut_streams()))
@@ -141,7 +150,7 @@ async def _serve(
         loop.call_soon_threadsafe(begin_drain)
 
     config = uvicorn.Config(
-        answering_when_cut(app),
+        answering_when_cut(tracing.wrap(app)),
         http=bounded_http(settings.connections), ws="none", lifespan="on",
         access_log=False, log_config=None, server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(drain_seconds + _LAST_FRAME_SECONDS),
@@ -149,9 +158,22 @@ async def _serve(
     # A full collection looks at every object of every module: 80 ms in which no stream moves.
     gc.collect()
     gc.freeze()
-    await _DrainingServer(config, start_drain).serve(sockets=[listener])
+    async with _metrics_port(app, settings):
+        await _DrainingServer(config, start_drain).serve(sockets=[listener])
+    await tracing.close()
     for task in (pulse, *drains):
         task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _metrics_port(app: Litestar, settings: Settings) -> AsyncGenerator[None]:
+    fd = settings.metrics.metrics_fd
+    if fd is None:
+        yield
+        return
+    with socket.socket(fileno=fd) as listener:
+        async with serving_metrics(lambda: app.state.get("metrics_page"), listener):
+            yield
 
 
 def _allow_connections() -> None:

@@ -39,6 +39,10 @@ from loraplex.health import HealthController
 from loraplex.housekeeping import keep_house, keep_registry
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.logs import log_access, structlog_plugin
+from loraplex.metrics.controller import metrics
+from loraplex.metrics.counting import count_reply
+from loraplex.metrics.page import MetricsPage
+from loraplex.metrics.process_metrics import ProcessMetrics
 from loraplex.openai.absent_controller import AbsentController
 from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
@@ -119,6 +123,8 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
                 started_at=int(time.time()),
             )
+            app.state.process_metrics = ProcessMetrics()
+            app.state.metrics_page = MetricsPage(app.state.services, app.state.process_metrics)
             housekeeping = asyncio.gather(
                 keep_house(backends.registry, backends.blobs), keep_registry(backends.registry)
             )
@@ -138,6 +144,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     return Litestar(
         route_handlers=[
             EngineController,
+            metrics,
             ProcessController,
             HealthController,
             TenantController,
@@ -157,7 +164,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
         },
         middleware=[DefineMiddleware(AuthMiddleware, exclude_http_methods=[])],
         exception_handlers={Exception: answer_error},
-        before_send=[add_request_id, add_security_headers, log_access],
+        before_send=[count_reply, add_request_id, add_security_headers, log_access],
         lifespan=[run_services],
         plugins=[structlog_plugin()],
         request_max_body_size=settings.requests.max_body_bytes,

@@ -17,13 +17,14 @@ from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.auth import Authenticator
-from loraplex.heartbeats import Heartbeats
 from loraplex.dashboard.live import LiveSource
 from loraplex.dashboard.sessions import Sessions
+from loraplex.heartbeats import Heartbeats
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.limits.shared_rates import SharedRates
 from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.settings import Settings
+from loraplex.tracing.tracing import NoTracing, Tracing
 from loraplex.usage import UsageRecorder
 
 
@@ -39,6 +40,7 @@ class Backends:
     shared_cache: SharedCache = field(default_factory=OneProcess)
     sources: AdapterSources = field(default_factory=lambda: AdapterSources(SourcePolicy()))
     rates: SharedRates = field(default_factory=SharedRates)
+    tracing: Tracing = field(default_factory=NoTracing)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
 

@@ -1,57 +1,21 @@
 """The service on the engine's own core: scheduler, adapter host and fetches are real."""
 
 import asyncio
-import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import httpx
 import openai
 import pytest
 
-from adapter_store.blobs import LocalBlobStore
-from engine.config import SchedulerConfig
-from engine.inline_client import InlineEngineClient
 from engine.scheduled_batch import ScheduledBatch
-from loraplex.adapter_cache import fetch_from
-from tests.support.scripted_engine import ScriptedRunner, scripted_parts
-from tests.support.service import TestService, running_service
+from tests.support.scripted_engine import ScriptedRunner
+from tests.support.service_on_engine import service_on_engine, until_idle
 
 pytestmark = pytest.mark.anyio
 
 NUM_WORDS = 20
-
-
-@contextlib.asynccontextmanager
-async def service_on_engine(
-    root: Path, runner: ScriptedRunner, *, threaded: bool = False
-) -> AsyncIterator[tuple[TestService, InlineEngineClient, list[str]]]:
-    """A service, its engine, and the digests that were fetched."""
-    config = SchedulerConfig(num_kv_blocks=256, max_num_seqs=16, max_loras=2, max_model_len=512)
-    parts = scripted_parts(runner, root / "cache", config=config)
-    fetch = fetch_from(LocalBlobStore(root / "blobs"), root / "cache")
-    fetched: list[str] = []
-
-    async def counted(digest: str) -> None:
-        fetched.append(digest)
-        await fetch(digest)
-
-    async with (
-        InlineEngineClient(parts, counted, threaded=threaded) as engine,
-        running_service(root, engine) as service,
-    ):
-        yield service, engine, fetched
-
-
-async def until_idle(engine: InlineEngineClient) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            stats = await engine.stats()
-            if (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0):
-                return
-            await asyncio.sleep(0.005)
 
 
 async def test_an_upload_is_served_at_once_by_one_fetch(tmp_path):

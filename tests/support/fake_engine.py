@@ -48,6 +48,16 @@ def info(**changes: object) -> EngineInfo:
     return EngineInfo(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def statistics(**changes: object) -> EngineStats:
+    values = dict.fromkeys(
+        ("running", "waiting", "kv_blocks_used", "slots_used", "preemptions", "steps",
+         "prompt_tokens", "cached_tokens", "output_tokens", "host_adapters", "host_adapter_bytes"),
+        0,
+    )  # fmt: skip
+    fixed = {"kv_blocks_total": 64, "slots_total": 2, "resident": []}
+    return EngineStats(**{**values, **fixed, **changes})  # type: ignore[arg-type]
+
+
 class FakeEngine:
     """Answers each request at once with `script`, one token a step; ends by EOS or length."""
 

@@ -26,6 +26,7 @@ from engine.scheduled_batch import (
     StepResult,
 )
 from engine.sequence import Sequence as EngineSequence
+from engine.telemetry.recorder import Recorder
 
 EOS = 0
 VOCAB_SIZE = 40
@@ -67,6 +68,8 @@ def request(
         adapter=adapter,
         prompt_token_ids=list(prompt),
         sampling=sampling,
+        label="base" if adapter is None else f"{adapter}@1",
+        call=str(request_id),
         **fields,
     )
 
@@ -352,6 +355,7 @@ class MemoryEngine:
         self.clock = FakeClock()
         self.runner = MemoryRunner(self.config)
         self.source = source or FakeSource()
+        self.recorder = Recorder(clock=self.clock, wall_clock=self.clock)
         self.core = EngineCore(
             self.config,
             self.runner,
@@ -360,6 +364,7 @@ class MemoryEngine:
             vocab_size=VOCAB_SIZE,
             clock=self.clock,
             launch=None if overlap is None else self.runner.launch,
+            recorder=self.recorder,
         )
         if overlap is not None:
             self.runner.overlap = overlap

@@ -14,6 +14,7 @@ import numpy as np
 import openai
 import uvicorn
 from litestar import Litestar
+from litestar.types import ASGIApp
 from safetensors.numpy import save as save_safetensors
 
 from adapter_store.base_model import BaseModel, LinearShape
@@ -41,6 +42,7 @@ from loraplex.settings import (
     StreamSettings,
     UploadLimits,
 )
+from loraplex.tracing.tracing import NoTracing, Tracing
 from tests.support.fake_engine import FakeEngine
 from tests.support.registry import create_schema
 from tests.support.registry import database_url as sqlite_url
@@ -152,6 +154,7 @@ async def running_service(
     blobs: BlobStore | None = None,
     database_url: str | None = None,
     chat_template: str = CHATML,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[TestService]:
     """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
     for folder in ("blobs", "cache", "uploads"):
@@ -178,6 +181,7 @@ async def running_service(
     shared = shared_cache or OneProcess()
     reserved = ("tiny", "tiny-chat", "org/Tiny-Chat")
     registry = Registry(Database(url), reserved_names=reserved, shared=shared)
+    tracing = tracing or NoTracing()
     keys = {"admin": ADMIN_KEY}
     for tenant in ("acme", "zen"):
         await registry.create_tenant(tenant)
@@ -191,15 +195,16 @@ async def running_service(
     backends = Backends(
         engine=engine, registry=registry, blobs=blobs, tokenizer=tokenizer, base_model=BASE,
         shared_cache=shared, sources=sources or AdapterSources(SourcePolicy()),
+        tracing=tracing,
     )  # fmt: skip
     app = create_app(settings, lambda: contextlib.nullcontext(backends))
-    async with _served(app, settings.connections) as base_url:
+    async with _served(tracing.wrap(app), settings.connections) as base_url:
         yield TestService(base_url, app, engine, registry, blobs, tokenizer, root, keys)
     await registry.close()
 
 
 @contextlib.asynccontextmanager
-async def _served(app: Litestar, limits: ConnectionLimits) -> AsyncIterator[str]:
+async def _served(app: ASGIApp, limits: ConnectionLimits) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     # asyncio sees no TCP in such a socket and leaves Nagle's algorithm on: 40 ms a reply.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

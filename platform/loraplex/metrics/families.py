@@ -39,7 +39,7 @@ def counter(metric: Metric, samples: Mapping[Labels, float]) -> Family:
 def histogram(metric: Metric, bounds: Bounds, samples: Mapping[Labels, Histogram]) -> Family:
     """Histograms by the labels' values; all have these bounds."""
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    uppers = [*(f"{float(bound):g}" for bound in bounds), "+Inf"]
+    uppers = [*(str(float(bound)) for bound in bounds), "+Inf"]
     for labels, value in samples.items():
         family.add_metric(labels, _buckets(uppers, value.counts), value.sum)
     return family

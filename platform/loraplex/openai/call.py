@@ -17,6 +17,7 @@ from loraplex.openai.requests import stop_strings
 from loraplex.openai.resolve import Target
 from loraplex.openai.response_format import TextFormat
 from loraplex.services import Services
+from loraplex.tracing.tracing import CallReport
 
 
 class Call:
@@ -24,15 +25,18 @@ class Call:
 
     def __init__(
         self, call_id: str, services: Services, tenant: TenantInfo, target: Target,
-        generation: Generation, admission: Admission,
+        generation: Generation, admission: Admission, began: float,
     ) -> None:  # fmt: skip
         self.id = call_id
-        self.created = int(time.time())
+        self.created = int(began)
         self.target = target
         self.generation = generation
         self.tenant_name = tenant.name
         self._admission = admission
         self._recorder = services.usage
+        self._tracing = services.backends.tracing
+        self._model = services.model_name
+        self._began = began
         self._is_closed = False
         self._has_failed = False
 
@@ -64,8 +68,22 @@ class Call:
         self._is_closed = True
         self.generation.abort()
         self._admission.settle(self.usage.total_tokens)
-        timing = self.generation.timing
+        timing, finish_reason = self.generation.timing, self._finish_reason()
         adapter = self.target.adapter
+        self._tracing.call_over(
+            CallReport(
+                call_id=self.id,
+                tenant=self.tenant_name,
+                label=self.target.label,
+                model=self._model,
+                began=self._began,
+                timing=timing,
+                prompt_tokens=self.generation.num_prompt_tokens,
+                cached_tokens=self.generation.num_cached_tokens,
+                output_tokens=self.generation.num_output_tokens,
+                finish_reason=finish_reason,
+            )
+        )
         self._recorder.record(
             UsageRecord(
                 request_id=self.id,
@@ -75,7 +93,7 @@ class Call:
                 prompt_tokens=self.generation.num_prompt_tokens,
                 cached_tokens=self.generation.num_cached_tokens,
                 output_tokens=self.generation.num_output_tokens,
-                finish_reason=self._finish_reason(),
+                finish_reason=finish_reason,
                 queue_seconds=timing.queue_seconds,
                 load_seconds=timing.queue.get("load", 0.0),
                 prefill_seconds=timing.prefill,
@@ -139,6 +157,7 @@ async def open_call(
     # A prompt is computed once for all its choices.
     num_tokens = generation.num_prompt_tokens + sum(p.n * p.max_tokens for p in sampling)
     admission = await services.limiter.admit(tenant, num_tokens)
+    began = time.time()
     try:
         await generation.start()
     except BaseException:
@@ -146,7 +165,7 @@ async def open_call(
         admission.cancel()
         raise
     generation.end_at(deadline)
-    return Call(call_id, services, tenant, target, generation, admission)
+    return Call(call_id, services, tenant, target, generation, admission, began)
 
 
 def _choices(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -76,7 +76,7 @@ class OtelTracing:
         await asyncio.to_thread(self._provider.shutdown)
 
     async def _trace_request(
-        self, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+        self, app: ASGIApp, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         carrier = {
             name.decode(): value.decode("latin-1")
@@ -105,7 +105,7 @@ class OtelTracing:
                 span.end()
 
 
-def _note_reply(span: Span, scope: Scope, status: int) -> None:
+def _note_reply(span: Span, scope: HTTPScope, status: int) -> None:
     route = scope.get("path_template") or ""
     span.update_name(f"{scope['method']} {route}".strip())
     span.set_attributes(
