@@ -15,7 +15,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -73,18 +73,23 @@ def saturation_rate(replies: Sequence[Reply]) -> float:
     return (last - first) / (ends[last] - ends[first])
 
 
+def no_shared_prefixes(calls: Sequence[Call], first_token: int) -> list[Call]:
+    """The calls with first tokens of their own: `first_token`, the next one, …"""
+    return [
+        replace(call, prompt=(first_token + index, *call.prompt[1:]))
+        for index, call in enumerate(calls)
+    ]
+
+
 def run_case(
     service: OurService, case: Case, rate: float, seconds: float, *, seed: int, first_token: int
 ) -> Result:
-    """Offer one case's requests at a rate; prompts begin with `first_token`, the next one, …"""
+    """Offer one case's requests at a rate; see `no_shared_prefixes`."""
     arrivals = poisson_arrivals(rate, seconds, seed)
     pool = read_workload("base")
     chosen = choose_adapters(case, len(arrivals), seed)
-    calls = [
-        Call(name, (first_token + index, *taken.prompt[1:]), taken.max_tokens)
-        for index, name in enumerate(chosen)
-        for taken in [pool[index % len(pool)]]
-    ]
+    taken = [replace(pool[index % len(pool)], model=name) for index, name in enumerate(chosen)]
+    calls = no_shared_prefixes(taken, first_token)
     return asyncio.run(open_loop(service.url, calls, arrivals, service.key))
 
 
@@ -131,7 +136,7 @@ def main() -> None:
         with our_service(model, ["--max-loras", str(SLOTS)], prefix_cache=True) as service:
             service.push(folders)
             warm_up(service.url, ["mix8"], key=service.key)
-            calls = read_workload("mix8") * options.loops
+            calls = no_shared_prefixes(read_workload("mix8") * options.loops, first_token=0)
             full = asyncio.run(closed_loop(service.url, calls, 32, service.key))
             rate = saturation_rate(full.replies)
             print(f"saturated at {rate:.2f} requests/s", flush=True)

@@ -327,9 +327,9 @@ class Scheduler:
                 self._plan.preempted.append(sequence.sequence_id)
 
     def _is_idle_for(self, head: Sequence) -> bool:
-        # Above half, recomputing what is preempted costs those that run more than it gains.
-        is_half_empty = 2 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
-        return is_half_empty and self._lifecycle.has_room(head)
+        # Above, recomputing what is preempted costs those that run more than it gains.
+        has_seats = 3 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
+        return has_seats and self._lifecycle.has_room(head)
 
     def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:
         if drawn.error is not None:
