@@ -32,7 +32,7 @@ from engine.waiting import Waiting
 IDLE_LOADS = 3
 """How often slots go round while two thirds of the seats are free, in times that a load takes (on a
 CPU: a step). Of 16 adapters on 8 slots, at half of the rate that saturates them all resident, the
-p99 time to first token is 3.6 times that with all resident; 4.2 times with 4, 12 without. With 2,
+p99 time to first token is 3.8 times that with all resident; 4.1 times with 4, 12 without. With 2,
 one gap in a hundred is such a pause."""
 
 
