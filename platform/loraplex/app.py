@@ -26,6 +26,7 @@ from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.adapters.version_controller import VersionController
 from loraplex.adapters.vllm_controller import VllmAdapterController
 from loraplex.auth import PUBLIC, Authenticator, AuthMiddleware
+from loraplex.cors import cors_config
 from loraplex.dashboard.access import add_security_headers
 from loraplex.dashboard.data_controller import DataController
 from loraplex.dashboard.live import LiveSource
@@ -168,6 +169,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
         lifespan=[run_services],
         plugins=[structlog_plugin()],
         request_max_body_size=settings.requests.max_body_bytes,
+        cors_config=cors_config(settings.cors),
         openapi_config=_openapi(),
     )
 

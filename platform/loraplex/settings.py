@@ -29,6 +29,13 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Compared in constant time, never stored; None: only keys of the registry count."""
 
 
+class CorsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Web pages that may call the API from a browser."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Such as `https://app.example.com`; `*` is any."""
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the base model is called."""
 
@@ -153,6 +160,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     storage: StorageSettings
     engine: EngineSettings
     auth: AuthSettings = msgspec.field(default_factory=AuthSettings)
+    cors: CorsSettings = msgspec.field(default_factory=CorsSettings)
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     requests: RequestLimits = msgspec.field(default_factory=RequestLimits)
     uploads: UploadLimits = msgspec.field(default_factory=UploadLimits)

@@ -33,6 +33,7 @@ from loraplex.services import Backends
 from loraplex.settings import (
     AuthSettings,
     ConnectionLimits,
+    CorsSettings,
     EngineSettings,
     ModelSettings,
     RequestLimits,
@@ -155,6 +156,7 @@ async def running_service(
     database_url: str | None = None,
     chat_template: str = CHATML,
     tracing: Tracing | None = None,
+    cors_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[TestService]:
     """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
     for folder in ("blobs", "cache", "uploads"):
@@ -171,6 +173,7 @@ async def running_service(
         ),
         engine=EngineSettings(engine_socket=str(root / "engine.sock"), model_dir=str(root)),
         auth=AuthSettings(admin_key=ADMIN_KEY),
+        cors=CorsSettings(cors_origins=cors_origins),
         model=ModelSettings(served_model_names=("tiny-chat", "org/Tiny-Chat")),
         requests=requests or RequestLimits(),
         uploads=uploads or UploadLimits(),

@@ -28,6 +28,7 @@ from engine.errors import ConfigError
 from engine.logs import configure_logs
 from engine.text.errors import TextError
 from engine.text.tokenizer import Tokenizer
+from loraplex.cors import cors_config
 from loraplex.database import DatabaseNotMigrated, check, is_embedded, upgrade
 from loraplex.settings import Settings, SettingsError, SourceSettings, StorageSettings
 from loraplex.supervisor.data_dir import (
@@ -203,6 +204,7 @@ def _settings(
         model_dir=str(model_dir),
     )
     check_admin_key(settings.auth.admin_key)
+    cors_config(settings.cors)
     _check_shared(options.workers, settings.storage)
     _check_sources(settings.sources)
     is_traced(os.environ)  # raises where an API process could not do what is asked
