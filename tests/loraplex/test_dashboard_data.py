@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from adapter_store.registry.records import ResidencyLimits
 from engine.messages import QueueStats
 from engine.telemetry.records import (
     AdapterOwner,
@@ -172,6 +173,14 @@ async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
             browser, "adapters", Adapters, sort="adapter", order="asc", offset=1, limit=2
         )
         assert [row.adapter for row in page.rows] == ["idle", "other"]
+        limits = ResidencyLimits(
+            base_fingerprint=FINGERPRINT, max_pinned=1, max_warm=1, max_bytes=2**30
+        )
+        await at.service.registry.set_residency("acme", "idle", "warm", limits)
+        page = await get(browser, "adapters", Adapters, search="acme/")
+        assert {row.adapter: row.residency for row in page.rows} == {
+            "tone": "absent", "other": "absent", "idle": "host", "base": "base",
+        }  # fmt: skip
         found: Adapters = await get(browser, "adapters", Adapters, search="ZEN/s")
         assert ([row.adapter for row in found.rows], found.total, found.known) == (["secret"], 1, 5)
         assert (await get(browser, "adapters", Adapters, search="%")).total == 0
@@ -201,6 +210,8 @@ async def test_one_adapters_page_adds_up(tmp_path: Path, registry_url: str):
         assert sum(msgspec.to_builtins(slowest.causes).values()) == slowest.queue_seconds
         assert slowest.timeline[0].state == "queued"
         assert (await get(browser, "adapters/zen/base", AdapterView)).row.requests == 0
+        for path in ("adapters/ghost/base", "adapters/acme/ghost"):
+            assert (await browser.get(f"/dashboard/api/{path}")).status_code == 404
 
 
 async def test_a_version_that_forgot_its_end_is_called_out(tmp_path: Path, registry_url: str):
@@ -226,6 +237,37 @@ async def test_a_version_that_forgot_its_end_is_called_out(tmp_path: Path, regis
         await desk.look(time.time())  # again: still one
         again: Alerts = await get(browser, "alerts", Alerts)
         assert len(again.alerts) == len(found.alerts)
+
+
+async def test_alerts_are_found_in_what_was_recorded(tmp_path: Path, registry_url: str):
+    now = time.time()
+    churning = [
+        just_now(tenant="zen", adapter="tossed", queue={"slot": 2.0, "load": 1.0})
+        for _ in range(12)
+    ]
+    events = [
+        SlotEvent(
+            at=now - 30 + n, slot=0, digest="d" * 64, owners=(AdapterOwner("zen", "tossed@1"),),
+            kind="resident" if n % 2 else "loading",
+        )
+        for n in range(10)
+    ]  # fmt: skip
+    async with dashboard(tmp_path, registry_url) as at:
+        at.recording.engine.missed = 3
+        await at.recording.record(churning, [step_record(now - 5, preemptions=6)], events)
+        await AlertDesk(at.service.registry.database).look(time.time())
+        async with at.logged_in("admin") as browser:
+            found: Alerts = await get(browser, "alerts", Alerts)
+            assert {(a.kind, a.tenant, a.adapter) for a in found.alerts} == {
+                ("preemption_thrash", None, None), ("records_missed", None, None),
+                ("adapter_churn", "zen", "tossed"),
+            }  # fmt: skip
+            assert all(alert.figures and alert.change for alert in found.alerts)
+        async with at.logged_in("zen:tenant") as browser:
+            own: Alerts = await get(browser, "alerts", Alerts)
+            assert [alert.kind for alert in own.alerts] == ["adapter_churn"]
+        async with at.logged_in("acme:tenant") as browser:
+            assert (await get(browser, "alerts", Alerts)).alerts == []
 
 
 async def test_an_alert_ends_when_it_is_not_found_any_more(registry_url: str):

@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registry import Registry
 from engine.messages import QueueStats
 from engine.telemetry.records import Cursor, Telemetry
-from loraplex.dashboard.live import LiveSource
+from loraplex.dashboard.live import UNCHECKED_SECONDS, LiveSource
 from loraplex.dashboard.live_stream import MAX_QUEUED, LiveStream
 from loraplex.dashboard.sessions import Sessions, Viewer
 from tests.support.dashboard import dashboard
@@ -99,12 +100,23 @@ async def test_fifty_viewers_cost_the_engine_what_one_does(
         assert live.num_streams == 0
 
 
+async def test_who_comes_when_nobody_looked_is_watched_too(tmp_path: Path):
+    """The checks of sessions end and begin apart from the events."""
+    async with source(tmp_path) as (live, _, registry):
+        sessions = Sessions(registry, "the-admin-key")
+        live._sessions = sessions
+        for _ in range(3):
+            stream = live.open(viewer(), frozenset())  # a session that there is not
+            assert (await next_event(stream, "ended"))["reason"] == "logged_out"
+            live.close(stream)
+
+
 async def test_nobody_looks_nobody_asks(tmp_path: Path):
     async with source(tmp_path) as (live, engine, _):
         stream = live.open(viewer(), frozenset())
         await next_event(stream, "live")
         live.close(stream)
-        await asyncio.wait(live._tasks, timeout=10)
+        await asyncio.wait(live._tasks.values(), timeout=10)
         asked = engine.told.num_asked
         await asyncio.sleep(5 * TICK)
         assert engine.told.num_asked == asked
@@ -140,6 +152,23 @@ async def test_a_viewer_sees_the_last_ten_seconds_of_its_own(tmp_path: Path):
         assert everything["waiting_by_cause"] == {"slot": 4}
         assert everything["engine"]["max_running"] == engine_info().max_num_seqs
         assert everything["engine"]["kv_blocks_used"] == 16
+
+
+async def test_streams_that_cannot_be_checked_end_after_a_minute(tmp_path: Path):
+    class Unchecked(Sessions):
+        async def ended(self, token_hashes: Any) -> dict[str, Any]:
+            raise RegistryUnavailable("away")
+
+    async with open_registry(tmp_path) as registry:
+        now = NOW
+        async with LiveSource(
+            WatchedEngine(), registry.database, Unchecked(registry, None),
+            clock=lambda: now, seconds=TICK,
+        ) as live:  # fmt: skip
+            stream = live.open(viewer(), frozenset())
+            await next_event(stream, "live")
+            now += UNCHECKED_SECONDS + 1
+            assert (await next_event(stream, "ended"))["reason"] == "stopping"
 
 
 async def test_steps_and_slots_come_to_those_who_ask_for_them(tmp_path: Path):

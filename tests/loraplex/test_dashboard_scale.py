@@ -131,9 +131,9 @@ Page = Callable[[AsyncSession, float], Awaitable[Any]]
 PAGES: list[tuple[Page, int]] = [
     (lambda s, now: overview(s, None, "1h", now, None), 3),
     (lambda s, now: overview(s, "acme", "1h", now, None), 3),
-    (lambda s, now: adapters_table(s, BY_QUEUE_TIME, now), 5),
-    (lambda s, now: adapters_table(s, SEARCH, now), 6),
-    (lambda s, now: adapter_view(s, "acme", "a0007", "1h", now), 10),
+    (lambda s, now: adapters_table(s, BY_QUEUE_TIME, now), 6),
+    (lambda s, now: adapters_table(s, SEARCH, now), 7),
+    (lambda s, now: adapter_view(s, "acme", "a0007", "1h", now), 11),
     (lambda s, now: slots(s, None, "1h", now), 4),
 ]  # fmt: skip
 

@@ -20,8 +20,9 @@ from adapter_store.registry.rollup_models import (
     WaitingQueue,
 )
 from engine.messages import QueueStats
-from engine.telemetry.records import AdapterOwner, Objective, SlotEvent, StepShare
+from engine.telemetry.records import AdapterOwner, AdapterTotals, Objective, SlotEvent, StepShare
 from loraplex.recorder.recorder import Recorder
+from loraplex.recorder.refusals import RefusalCounts
 from loraplex.recorder.rows import TRAFFIC_COLUMNS, traffic_of
 from loraplex.recorder.store import RollupStore
 from loraplex.recorder.sweep import sweep
@@ -34,6 +35,7 @@ from tests.support.records import (
     request_record,
     stats,
     step_record,
+    totals,
 )
 from tests.support.registry import open_registry
 
@@ -335,6 +337,20 @@ async def test_refusals_are_counted_once_also_by_the_next_recorder(registry_url:
         await recorder.write()
         [part] = (await at.traffic(Subject("acme"), QUARTER)).values()
         assert part.refused == {"queue_full": 5}
+
+
+def test_what_the_engine_folds_into_others_is_not_refused_again():
+    counts = RefusalCounts()
+
+    def take(*adapters: AdapterTotals) -> list[tuple[str, str | None, str, int]]:
+        return list(counts.take(1, totals(adapters=adapters)))
+
+    rare, busy = adapter_totals("acme", "rare", {"x": 3}), adapter_totals("acme", "busy", {"x": 2})
+    assert take(rare, busy) == [("acme", "rare", "x", 3), ("acme", "busy", "x", 2)]
+    assert take(rare, busy) == []
+    others = adapter_totals("", None, {"x": 4})  # `rare`, and one more that was refused
+    busy = adapter_totals("acme", "busy", {"x": 5})
+    assert take(busy, others) == [("acme", "busy", "x", 3), ("", None, "x", 1)]
 
 
 async def test_nothing_of_a_deleted_tenant_is_left_and_nothing_comes_back(registry_url: str):

@@ -36,7 +36,7 @@ async def adapter_view(
     axis = axis_of(range_, now, engine)
     by_version = await version_buckets(session, tenant, adapter, range_, now)
     versions = await _versions(session, tenant, adapter)
-    if not by_version and not versions and adapter != BASE_NAME:
+    if not by_version and not versions and not await _is_base(session, tenant, adapter):
         raise AdapterNotFound(f"there is no adapter {adapter[:64]!r}")
     parts = merged(by_version)
     values = standing_of(SPANS[range_], axis.begin, now, parts)
@@ -61,6 +61,12 @@ async def adapter_view(
         publishes=await publishes(session, tenant, adapter),
         slow_requests=await slow_requests(session, tenant, adapter, axis.begin),
     )
+
+
+async def _is_base(session: AsyncSession, tenant: str, adapter: str) -> bool:
+    """Whether it is the base, of a tenant that there is."""
+    owner = select(Tenant.id).where(Tenant.name == tenant, Tenant.deleted_at.is_(None))
+    return adapter == BASE_NAME and await session.scalar(owner) is not None
 
 
 def merged(by_version: Mapping[int, Mapping[int, Traffic]]) -> dict[int, Traffic]:

@@ -63,7 +63,7 @@ class TableQuery:
 
 
 async def adapters_table(session: AsyncSession, query: TableQuery, now: float) -> Adapters:
-    """A page of the table: seven statements, whatever its length."""
+    """A page of the table: six statements, with a search seven, whatever its length."""
     done = await progress(session)
     engine = await engine_buckets(session, query.range_, now)
     rows = _rows(SPANS[query.range_].seconds, query.tenant).subquery()
@@ -176,17 +176,24 @@ def _order(query: TableQuery, rows: Any, queues: Any) -> Iterable[ColumnElement[
 
 
 async def slot_places(session: AsyncSession) -> dict[tuple[str, str], Residency]:
-    """Adapters that hold a slot now, or are on their way into one."""
+    """Adapters that hold a slot now, are on their way into one, or are kept in host memory."""
     rows = await session.execute(
-        select(SlotSpan.kind, SlotSpan.owners).where(SlotSpan.ended.is_(None))
+        select(SlotSpan.kind, SlotSpan.owners).where(
+            SlotSpan.ended.is_(None), SlotSpan.kind != "reserved"
+        )
     )
     places: dict[tuple[str, str], Residency] = {}
     for row in rows:
-        if row.kind == "reserved":
-            continue
         for tenant, label in row.owners:
             place: Residency = "loading" if row.kind == "loading" else "slot"
             places.setdefault((tenant, name_of(label)), place)
+    warm = await session.execute(
+        select(Tenant.name.label("tenant"), Adapter.name)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(Adapter.residency != "auto", Adapter.residency == "warm")
+    )
+    for row in warm:
+        places.setdefault((row.tenant, row.name), "host")
     return places
 
 

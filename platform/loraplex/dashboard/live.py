@@ -61,7 +61,7 @@ class LiveSource:
         self._recent = Recent()
         self._cursor = Cursor()
         self._poll: asyncio.Task[list[StepRecord]] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alerts: list[Alert] | None = None
         self._alerts_due = 0.0
         self._missed = 0
@@ -74,7 +74,7 @@ class LiveSource:
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
         self.stop()
-        tasks: list[asyncio.Task[Any]] = [*self._tasks]
+        tasks: list[asyncio.Task[Any]] = [*self._tasks.values()]
         if self._poll is not None:
             tasks.append(self._poll)
         for task in tasks:
@@ -95,11 +95,10 @@ class LiveSource:
         self._streams.add(stream)
         if self._alerts is not None:
             stream.put(event("alerts", seen_by(self._alerts, viewer.tenant)))
-        if not any(not task.done() for task in self._tasks):
-            self._tasks = [
-                asyncio.create_task(self._run(), name="live"),
-                asyncio.create_task(self._check_sessions(), name="live-sessions"),
-            ]
+        for work in (self._run, self._check_sessions):  # each ends by itself when nobody looks
+            task = self._tasks.get(work.__name__)
+            if task is None or task.done():
+                self._tasks[work.__name__] = asyncio.create_task(work(), name="live")
         return stream
 
     def close(self, stream: LiveStream) -> None:
@@ -151,6 +150,8 @@ class LiveSource:
                 await self._publish(steps)
             except RegistryUnavailable:
                 _log.warning("live_registry_away")
+            except Exception:  # the next second may be better
+                _log.exception("live_failed")
             await asyncio.sleep(max(0.0, self._seconds - (loop.time() - began)))
 
     def _ask(self) -> asyncio.Task[list[StepRecord]]:
@@ -216,7 +217,8 @@ class LiveSource:
             try:
                 ended = await self._sessions.ended({s.viewer.token_hash for s in self._streams})
                 checked_at = self._clock()
-            except RegistryUnavailable:
+            except Exception as error:  # whatever it is: who is not checked is let go in the end
+                _log.warning("sessions_not_checked", error=type(error).__name__)
                 ended: dict[str, EndReason] = {}
                 if self._clock() - checked_at > UNCHECKED_SECONDS:
                     ended = {s.viewer.token_hash: "stopping" for s in self._streams}

@@ -13,7 +13,7 @@ from engine.telemetry.alerts import judge_publish
 from loraplex.dashboard.adapter_views import Publish
 from loraplex.dashboard.views import Finishes
 from loraplex.dashboard.windows import finishes_of
-from loraplex.recorder.rows import TRAFFIC_SUMS, traffic_of
+from loraplex.recorder.rows import TRAFFIC_SUMS, sums_of
 from loraplex.recorder.traffic import Traffic, sum_of
 from loraplex.recorder.widths import QUARTER, bucket
 
@@ -73,7 +73,7 @@ async def _endings(
     )
     found: dict[int, list[tuple[int, Traffic]]] = {}
     for row in rows:
-        found.setdefault(row.version, []).append((row.start, traffic_of(row)))
+        found.setdefault(row.version, []).append((row.start, sums_of(row)))
     return found
 
 

@@ -91,7 +91,7 @@ async def waits(session: AsyncSession, tenant: str | None, now: float) -> list[W
     ]
 
 
-async def _stays(session: AsyncSession, query: Select[tuple[SpanRow]], limit: int) -> list[Stay]:
+async def _stays(session: AsyncSession, query: Select[SpanRow], limit: int) -> list[Stay]:
     """Stays with their owners: of what was only pinned so far, the registry knows whose it is."""
     stays = [stay_of(row) for row in await session.scalars(query.limit(limit))]
     unknown = {stay.digest for stay in stays if not stay.owners}

@@ -37,7 +37,7 @@ CALM_SECONDS = 45.0
 """What is not found for so long has ended."""
 PUBLISH_SECONDS = 86_400
 MAX_ALERTS = 100
-_MAX_PUBLISHES = 200
+_MAX_PUBLISHES, _MAX_AUDITED = 200, 5000
 _LIMITS = Limits()
 
 
@@ -181,27 +181,28 @@ async def _adapters(session: AsyncSession) -> list[AdapterInterval]:
 
 async def _publish_findings(session: AsyncSession, now: float) -> list[Finding]:
     """Versions that began to answer within a day, and never stop."""
+    newest = select(func.max(Audit.id)).scalar_subquery()
     entries = await session.scalars(
         select(Audit)
-        .where(Audit.action == "alias.set")
+        .where(Audit.id > newest - _MAX_AUDITED, Audit.action == "alias.set")
         .order_by(Audit.id.desc())
         .limit(_MAX_PUBLISHES)
     )
-    newest: dict[tuple[str, str], tuple[int, int | None]] = {}
+    moved: dict[tuple[str, str], tuple[int, int | None]] = {}
     for entry in entries:
         name, _, alias = entry.subject.rpartition(":")
         if alias == "default" and now - entry.created_at.timestamp() <= PUBLISH_SECONDS:
             key = entry.tenant or "", name
-            newest.setdefault(key, (entry.detail["version"], entry.detail["previous"]))
+            moved.setdefault(key, (entry.detail["version"], entry.detail["previous"]))
     wanted = {
         (tenant, name, version)
-        for (tenant, name), versions in newest.items()
+        for (tenant, name), versions in moved.items()
         for version in versions
         if version is not None
     }
     endings = await endings_of(session, wanted)
     found: list[Finding] = []
-    for (tenant, name), (version, previous) in newest.items():
+    for (tenant, name), (version, previous) in moved.items():
         after = endings.get((tenant, name, version), (0, 0))
         before = endings.get((tenant, name, previous)) if previous is not None else None
         if judge_publish(before, after) == "never_stops":

@@ -63,7 +63,8 @@ async def record(args: RecorderArgs, stop: asyncio.Event) -> None:
     try:
         async with EngineReader(Path(args.engine_socket)) as engine:
             recorder = Recorder(engine, RollupStore(database), args.run)
-            await _begin(recorder, stop)
+            if not await _begin(recorder, stop):
+                return
             chores: list[tuple[Chore, float]] = [
                 (partial(standings.refresh, range_), seconds)
                 for range_, seconds in STANDING_SECONDS.items()
@@ -78,14 +79,17 @@ async def record(args: RecorderArgs, stop: asyncio.Event) -> None:
         await database.close()
 
 
-async def _begin(recorder: Recorder, stop: asyncio.Event) -> None:
-    while not stop.is_set():
+async def _begin(recorder: Recorder, stop: asyncio.Event) -> bool:
+    """Find out where to go on; False if told to stop before the database has said it."""
+    while True:
         try:
             await recorder.start()
-            return
+            return True
         except RegistryUnavailable:
             _log.warning("registry_away")
-            await _pause(stop, READ_SECONDS)
+        if stop.is_set():
+            return False
+        await _pause(stop, READ_SECONDS)
 
 
 async def _keep_recording(recorder: Recorder, standings: Standings, stop: asyncio.Event) -> None:

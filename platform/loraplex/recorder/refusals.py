@@ -7,15 +7,15 @@ from engine.telemetry.records import EngineTotals
 
 
 class RefusalCounts:
-    """Sums by tenant, adapter and reason, as of the last answer; `state` keeps them over a restart.
+    """Sums by reason and adapter, as of the last answer; `state` keeps them over a restart.
 
-    An adapter that the engine folds into the sum of all others, or out of it, starts anew: what it
-    was refused in that second is told for one of both at most.
+    The engine folds adapters with little traffic into the sum of all others, and what it folds was
+    told before: of that sum counts only by how much all together have grown.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         self._generation: int = state["generation"] if state else 0
-        self._counts: dict[str, int] = dict(state["counts"]) if state else {}
+        self._counts: dict[str, dict[str, int]] = dict(state["counts"]) if state else {}
 
     @property
     def state(self) -> dict[str, Any]:
@@ -25,13 +25,20 @@ class RefusalCounts:
     def take(
         self, generation: int, totals: EngineTotals
     ) -> Iterator[tuple[str, str | None, str, int]]:
-        """Tenant, adapter, reason and number of what was refused since."""
-        known = self._counts if generation == self._generation else {}
-        counts: dict[str, int] = {}
+        """Tenant ("" for the others'), adapter, reason and number of what was refused since."""
+        before = self._counts if generation == self._generation else {}
+        counts: dict[str, dict[str, int]] = {}
+        told: dict[str, int] = {}
         for adapter in totals.adapters:
+            name = f"{adapter.tenant}/{adapter.adapter or ''}"
             for code, number in adapter.refused.items():
-                key = f"{adapter.tenant}/{adapter.adapter or ''}/{code}"
-                counts[key] = number
-                if number > known.get(key, 0):
-                    yield adapter.tenant, adapter.adapter, code, number - known.get(key, 0)
+                counts.setdefault(code, {})[name] = number
+                new = number - before.get(code, {}).get(name, 0)
+                if adapter.tenant and new > 0:
+                    told[code] = told.get(code, 0) + new
+                    yield adapter.tenant, adapter.adapter, code, new
+        for code, by_name in counts.items():
+            grown = sum(by_name.values()) - sum(before.get(code, {}).values())
+            if grown > told.get(code, 0):
+                yield "", None, code, grown - told.get(code, 0)
         self._generation, self._counts = generation, counts

@@ -1,28 +1,35 @@
 """Between rows of the roll-ups and what they hold."""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from adapter_store.registry.rollup_models import EngineRollup, SlotSpan, TrafficRollup
 from engine.telemetry.records import AdapterOwner
 from loraplex.recorder.engine_bucket import ENGINE_SUMS, EngineBucket
 from loraplex.recorder.slot_book import Stay
-from loraplex.recorder.traffic import COUNTS, SECONDS, Traffic
+from loraplex.recorder.traffic import Traffic
 
-_SUMS = (*COUNTS, *SECONDS, "last_request")
+_SUMS = tuple(f.name for f in fields(Traffic) if f.name not in ("refused", "sketches"))
 TRAFFIC_COLUMNS = tuple(getattr(TrafficRollup, name) for name in (*_SUMS, "refused", "sketches"))
 TRAFFIC_SUMS = tuple(getattr(TrafficRollup, name) for name in _SUMS)
 """Without the distributions, which are most of a row."""
 ENGINE_COLUMNS = tuple(getattr(EngineRollup, name) for name in ("start", *ENGINE_SUMS, "sketches"))
 
 
-def traffic_of(row: Any) -> Traffic:
-    """What a row with `TRAFFIC_COLUMNS` (or `TRAFFIC_SUMS`) holds."""
-    values = row._mapping
-    traffic = Traffic(**{name: values[name] for name in _SUMS})
-    if "sketches" in values:
-        traffic.refused = dict(values["refused"])
-        traffic.merge_packed(values["sketches"])
+def traffic_of(row: Sequence[Any]) -> Traffic:
+    """What a row holds whose last columns are `TRAFFIC_COLUMNS`."""
+    *sums, refused, sketches = row[-len(TRAFFIC_COLUMNS) :]
+    traffic = Traffic(*sums)
+    if refused:
+        traffic.refused = dict(refused)
+    traffic.merge_packed(sketches)
     return traffic
+
+
+def sums_of(row: Sequence[Any]) -> Traffic:
+    """What a row holds whose last columns are `TRAFFIC_SUMS`."""
+    return Traffic(*row[-len(TRAFFIC_SUMS) :])
 
 
 def traffic_values(traffic: Traffic) -> dict[str, Any]:

@@ -72,6 +72,13 @@ class Sketch:
         for key, count in other.bins.items():
             bins[key] = bins.get(key, 0) + count
 
+    def merge_counts(self, packed: Packed) -> None:
+        """Count all that `pack` tells of."""
+        self.zeros += packed[0]
+        bins, flat = self.bins, packed[1]
+        for key, count in zip(flat[0::2], flat[1::2], strict=True):
+            bins[key] = bins.get(key, 0) + count
+
     def quantiles(self, *shares: float) -> list[float | None]:
         """The values below which these shares (ascending) of all lie; None of nothing."""
         count = self.count
@@ -97,9 +104,8 @@ def pack_all(sketches: dict[str, Sketch]) -> bytes:
 def merge_packed(into: dict[str, Sketch], packed: bytes) -> None:
     """Merge what `pack_all` wrote, name by name."""
     for name, counts in msgspec.msgpack.decode(packed).items():
-        other = Sketch.unpack(counts)
         mine = into.get(name)
         if mine is None:
-            into[name] = other
+            into[name] = Sketch.unpack(counts)
         else:
-            mine.merge(other)
+            mine.merge_counts(counts)

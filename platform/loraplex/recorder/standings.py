@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from adapter_store.registry.rollup_models import AdapterStanding, TrafficRollup, TrafficSubject
 from adapter_store.registry.session import Database
 from loraplex.recorder.rows import TRAFFIC_COLUMNS, traffic_of
+from loraplex.recorder.sketch import Sketch
 from loraplex.recorder.traffic import CAUSES, FINISHES, Subject, Traffic, sum_of
 from loraplex.recorder.widths import SPANS, Range, Span, first_bucket
 
@@ -106,19 +107,24 @@ def standing_of(
             "load": load,
             "ttft": ttft,
             "token_gap": gap,
-            "spark_requests": [spark.requests for spark in sparks],
-            "spark_queue": [spark.quantiles("queue")[1] for spark in sparks],
+            "spark_requests": [requests for requests, _ in sparks],
+            "spark_queue": [queue.quantiles(0.95)[0] for _, queue in sparks],
         },
     }
 
 
-def _sparks(span: Span, begin: int, parts: Mapping[int, Traffic]) -> list[Traffic]:
+def _sparks(span: Span, begin: int, parts: Mapping[int, Traffic]) -> list[tuple[int, Sketch]]:
+    """Requests and their queue time in up to `MAX_SPARKS` equal parts of the window."""
     num_buckets = span.seconds // span.width
     each = math.ceil(num_buckets / MAX_SPARKS) * span.width
-    sparks = [Traffic() for _ in range(0, span.seconds, each)]
+    requests = [0] * (span.seconds // each)
+    queues = [Sketch() for _ in requests]
     for start, part in parts.items():
-        sparks[(start - begin) // each].merge(part)
-    return sparks
+        number = (start - begin) // each
+        requests[number] += part.requests
+        if (queue := part.sketches.get("queue")) is not None:
+            queues[number].merge(queue)
+    return list(zip(requests, queues, strict=True))
 
 
 async def buckets_of(
@@ -138,7 +144,10 @@ async def buckets_of(
     found: dict[Name, dict[int, Traffic]] = {}
     for row in rows:
         of_name = found.setdefault((row.tenant, row.adapter), {})
-        of_name.setdefault(row.start, Traffic()).merge(traffic_of(row))
+        if (known := of_name.get(row.start)) is None:
+            of_name[row.start] = traffic_of(row)
+        else:
+            known.merge(traffic_of(row))
     return found
 
 

@@ -20,8 +20,7 @@ COUNTS = (
     *FINISHES, "prefill_tokens", "decode_tokens", "loads",
 )  # fmt: skip
 SECONDS = (*CAUSES, "resident_seconds")
-SKETCHES = ("queue", "ttft", "token_gap", "token_time", "load_time", "end_to_end")
-"""Seconds; `token_gap`: the longest of a request, `token_time`: the mean of one."""
+_SUMMED = (*COUNTS, *SECONDS)
 
 
 class Subject(NamedTuple):
@@ -79,6 +78,8 @@ class Traffic:
     """Unix seconds; 0: none."""
     refused: dict[str, int] = field(default_factory=dict[str, int])
     sketches: dict[str, Sketch] = field(default_factory=dict[str, Sketch])
+    """Seconds: `queue`, `ttft`, `token_gap` (the longest of a request), `token_time` (the mean of
+    one), `load_time`, `end_to_end`."""
 
     def add_request(self, record: RequestRecord, objective: Objective) -> None:
         """Count a request that is over."""
@@ -110,13 +111,17 @@ class Traffic:
 
     def merge(self, other: "Traffic") -> None:
         """Count all that the other has counted."""
-        for name in (*COUNTS, *SECONDS):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _SUMMED:
+            if value := getattr(other, name):
+                setattr(self, name, getattr(self, name) + value)
         self.last_request = max(self.last_request, other.last_request)
         for code, count in other.refused.items():
             self.refuse(code, count)
         for name, sketch in other.sketches.items():
-            self.sketches.setdefault(name, Sketch()).merge(sketch)
+            mine = self.sketches.get(name)
+            if mine is None:
+                mine = self.sketches[name] = Sketch()
+            mine.merge(sketch)
 
     def merge_packed(self, sketches: bytes) -> None:
         """Take in distributions as a row holds them."""
