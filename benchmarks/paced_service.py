@@ -61,12 +61,14 @@ def paced_service(model_dir: Path, step_seconds: float) -> Generator[PacedServic
             _process(["benchmarks.paced_engine", str(step_seconds)], engine_args, log)
         )
         descriptor = listener.fileno()
+        pulse = stack.enter_context(open(os.devnull, "wb"))  # nobody watches for signs of life
         api = stack.enter_context(
             _process(
-                ["loraplex.api_process", str(descriptor), "1"],
+                ["loraplex.api_process", str(descriptor), "1", str(pulse.fileno())],
                 msgspec.json.encode(settings),
                 log,
                 descriptor,
+                pulse.fileno(),
             )
         )
         port = int(listener.getsockname()[1])
