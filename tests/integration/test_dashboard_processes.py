@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.api_processes import ApiProcesses, Both, World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SESSION = "/dashboard/api/session"
 
