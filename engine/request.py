@@ -34,7 +34,7 @@ class Request:
         "arrival_number", "arrived", "changes", "end_reasons", "engine_ns", "error_code",
         "first_admitted", "first_token", "has_untold_wait", "is_decoding", "key", "last_token",
         "load_ns", "longest_gap", "message", "num_cached_tokens", "num_output_tokens",
-        "num_preemptions", "queue", "sequences", "waited",
+        "num_preemptions", "queue", "sequences", "share_key", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,8 @@ class Request:
         self.key = key
         self.message = message
         self.queue = queue
+        self.share_key = message.tenant, None if message.adapter is None else message.label
+        """Whose part of a step its rows are."""
         self.arrival_number = arrival_number
         """Position in the order of all arrivals."""
         self.arrived = now

@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter
 from loraplex.metrics import names
 
 OTHER = "other"
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _MAX_REASONS = 200
 """Reason codes are the service's own and few; no more than these are told apart."""
 
@@ -26,6 +27,8 @@ class ProcessMetrics:
 
     def replied(self, method: str, route: str, status: int) -> None:
         """A reply begins; `route` is the template of a path, never the path."""
+        if method not in _METHODS:  # a client may call anything a method
+            method = OTHER
         self._requests.labels(method, route, str(status)).inc()
 
     def refused(self, reason: str, status: int) -> None:

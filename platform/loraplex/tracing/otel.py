@@ -25,6 +25,7 @@ TRACE_HEADER = b"x-loraplex-trace-id"
 _PROPAGATED = (b"traceparent", b"tracestate", b"baggage")
 _UNTRACED = "/health"
 _FLUSH_MS = 3000
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 class OtelTracing:
@@ -84,7 +85,7 @@ class OtelTracing:
             if name in _PROPAGATED
         }
         span = self._tracer.start_span(
-            scope["method"], propagate.extract(carrier), SpanKind.SERVER, start_time=time.time_ns()
+            _method(scope), propagate.extract(carrier), SpanKind.SERVER, start_time=time.time_ns()
         )
         trace_id = trace.format_trace_id(span.get_span_context().trace_id)
 
@@ -105,12 +106,17 @@ class OtelTracing:
                 span.end()
 
 
+def _method(scope: HTTPScope) -> str:
+    """As the conventions want it: a client may call anything a method."""
+    return scope["method"] if scope["method"] in _METHODS else "_OTHER"
+
+
 def _note_reply(span: Span, scope: HTTPScope, status: int) -> None:
     route = scope.get("path_template") or ""
-    span.update_name(f"{scope['method']} {route}".strip())
+    span.update_name(f"{_method(scope)} {route}".strip())
     span.set_attributes(
         {
-            "http.request.method": scope["method"],
+            "http.request.method": _method(scope),
             "http.route": route,
             "http.response.status_code": status,
         }
