@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -56,12 +57,17 @@ class ReadThroughCache(Generic[V]):
         self._entries: dict[tuple[str, str], _Entry[V]] = {}
         self._keys: dict[str, set[str]] = {}
         self._reading: dict[object, str] = {}
+        self._flights: dict[tuple[str, str], asyncio.Task[V | None]] = {}
+        """Reads under way that may be joined."""
         self._is_away = False
         self._probe: asyncio.Task[None] | None = None
         self._shared.subscribe(self._told)
 
     async def get(self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]) -> V | None:
-        """The cached value, else what `read` returns; None is not kept. Errors pass through."""
+        """The cached value, else what `read` returns; None is not kept. Errors pass through.
+
+        Whoever asks while it is read waits for the same read, unless it began before a change.
+        """
         entry = self._entries.get((scope, key))
         # From before the read: the value may be as old as that.
         now = self._monotonic()
@@ -73,7 +79,7 @@ class ReadThroughCache(Generic[V]):
                 self._probe = asyncio.create_task(self._ask_again(scope, key, read))
             return entry.value
         try:
-            return await self._fetch(scope, key, read)
+            return await self._join(scope, key, read)
         except RegistryUnavailable:
             self._is_away = True
             entry = self._entries.get((scope, key))  # unless it was invalidated meanwhile
@@ -93,14 +99,34 @@ class ReadThroughCache(Generic[V]):
         """Forget a scope in this process, and what is being read of it now."""
         for token in [token for token, read in self._reading.items() if read == scope]:
             del self._reading[token]
+        for joined in [joined for joined in self._flights if joined[0] == scope]:
+            del self._flights[joined]
         for key in self._keys.pop(scope, ()):
             del self._entries[scope, key]
 
     def forget_all(self) -> None:
         """Forget everything in this process, and what is being read now."""
         self._reading.clear()
+        self._flights.clear()
         self._keys.clear()
         self._entries.clear()
+
+    async def _join(
+        self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]
+    ) -> V | None:
+        flight = self._flights.get((scope, key))
+        if flight is None:
+            # A task of its own: who began it may be cancelled, and others go on waiting.
+            flight = asyncio.create_task(self._fetch(scope, key, read))
+            self._flights[scope, key] = flight
+            flight.add_done_callback(partial(self._landed, (scope, key)))
+        return await asyncio.shield(flight)
+
+    def _landed(self, key: tuple[str, str], flight: asyncio.Task[V | None]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if not flight.cancelled():
+            flight.exception()  # seen, even if nobody waits any more
 
     async def _ask_again(
         self, scope: str, key: str, read: Callable[[], Awaitable[V | None]]
