@@ -1,7 +1,7 @@
 """One adapter's files in one folder: written whole or not at all, and checked against the digest.
 
-A folder appears by a rename, after its files are on the disk and hash to the digest. So a folder
-that is there is complete, whatever crashed before; it can only be damaged afterwards.
+A folder appears by a rename, after its files hash to the digest and, in the store itself, are on
+the disk. So a folder that is there is complete, whatever process crashed before.
 """
 
 import errno
@@ -45,16 +45,29 @@ def holds(folder: Path, digest: str) -> bool:
         return False
 
 
-def place(digest: str, config: bytes, weights: Path, target: Path, scratch: Path) -> None:
+def place(
+    digest: str,
+    config: bytes,
+    weights: Path,
+    target: Path,
+    scratch: Path,
+    *,
+    is_durable: bool = True,
+) -> None:
     """Make `target` a folder with a copy of the files; the copy is hashed, not the source.
 
     `scratch` is a folder on the same filesystem. Files at `target` that hash to the digest already
-    stay; others are replaced. Raises `BlobCorrupt` if the source does not hash to the digest.
+    stay; others are replaced. Without `is_durable` a power cut may damage the copy: that is for
+    copies which are hashed again before they are used. Raises `BlobCorrupt` if the source does not
+    hash to the digest.
     """
     with staging(digest, scratch) as folder:
-        _write(folder / CONFIG_FILE, config)
-        _copy(weights, folder / WEIGHTS_FILE)
-        publish(digest, folder, target, scratch)
+        (folder / CONFIG_FILE).write_bytes(config)
+        shutil.copyfile(weights, folder / WEIGHTS_FILE)  # copies in the kernel where it can
+        if is_durable:
+            for name in (CONFIG_FILE, WEIGHTS_FILE):
+                _sync_file(folder / name)
+        publish(digest, folder, target, scratch, is_durable=is_durable)
 
 
 @contextmanager
@@ -68,9 +81,15 @@ def staging(digest: str, scratch: Path) -> Generator[Path]:
         yield folder
 
 
-def publish(digest: str, folder: Path, target: Path, scratch: Path) -> None:
-    """Move a folder, whose files are on the disk, to `target`; as `place` says of its copy."""
-    sync_folder(folder)
+def publish(
+    digest: str, folder: Path, target: Path, scratch: Path, *, is_durable: bool = True
+) -> None:
+    """Move a folder to `target`, as `place` says of its copy.
+
+    Where it is to be durable its files are on the disk already.
+    """
+    if is_durable:
+        sync_folder(folder)
     if not holds(folder, digest):
         raise BlobCorrupt(digest, "the files do not hash to their digest")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +100,8 @@ def publish(digest: str, folder: Path, target: Path, scratch: Path) -> None:
             if error.errno not in _TAKEN:
                 raise
         else:
-            sync_folder(target.parent)
+            if is_durable:
+                sync_folder(target.parent)
             return
         if holds(target, digest):  # another process placed the same files first
             return
@@ -120,14 +140,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)  # copies in the kernel where it can
-    with target.open("rb") as file:
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -38,7 +38,8 @@ class BlobStore(Protocol):
     async def fetch(self, digest: str, into: Path) -> None:
         """Make `into` a folder with `adapter_config.json` and `adapter_model.safetensors`.
 
-        The copy is hashed before `into` appears, by a rename. Good files there already stay.
+        The copy is hashed before `into` appears, by a rename. Good files there already stay; they
+        are hashed at each fetch, so that a copy which a power cut damaged is replaced.
         Raises `BlobMissing`; or `BlobCorrupt`, and then the blob is set aside, so that putting the
         files again mends it.
         """
@@ -138,7 +139,7 @@ class LocalBlobStore:
             try:
                 config = (folder / blob_folder.CONFIG_FILE).read_bytes()
                 weights = folder / blob_folder.WEIGHTS_FILE
-                blob_folder.place(digest, config, weights, into, into.parent)
+                blob_folder.place(digest, config, weights, into, into.parent, is_durable=False)
                 return
             except (BlobCorrupt, FileNotFoundError):
                 if not folder.exists():

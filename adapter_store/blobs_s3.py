@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import obstore
 from obstore.exceptions import BaseError
@@ -126,7 +126,9 @@ class S3BlobStore:
         with blob_folder.staging(digest, into.parent) as folder:
             await self._download(f"{prefix}/{CONFIG_FILE}", folder / CONFIG_FILE, MAX_CONFIG_BYTES)
             await self._download(f"{prefix}/{WEIGHTS_FILE}", folder / WEIGHTS_FILE, None)
-            await asyncio.to_thread(blob_folder.publish, digest, folder, into, into.parent)
+            # A copy, hashed again at each fetch: it need not outlast a power cut.
+            publish = partial(blob_folder.publish, is_durable=False)
+            await asyncio.to_thread(publish, digest, folder, into, into.parent)
 
     async def _download(self, path: str, target: Path, max_bytes: int | None) -> None:
         result = await obstore.get_async(self._store, path)
@@ -135,7 +137,7 @@ class S3BlobStore:
         with target.open("xb") as file:
             async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
                 await asyncio.to_thread(file.write, chunk)
-            await asyncio.to_thread(_sync, file)
+            await asyncio.to_thread(file.flush)
 
     async def _set_aside(self, digest: str, prefix: str) -> None:
         grave = f"{_QUARANTINE}/{digest}.{secrets.token_hex(4)}"
@@ -190,11 +192,6 @@ async def _hashed_chunks(
         found = None
     if found != digest:
         raise _not_the_digests(digest)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _prefix(digest: str) -> str:

@@ -46,6 +46,27 @@ async def test_the_blob_is_a_copy_of_its_own(tmp_path: Path):
     assert (tmp_path / "two" / blob_folder.WEIGHTS_FILE).read_bytes() == original
 
 
+async def test_a_put_is_on_the_disk_and_a_fetched_copy_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    store = LocalBlobStore(tmp_path / "blobs")
+    digest, weights = adapter_files(tmp_path, 1)
+    await store.put(digest, CONFIG, weights)
+    files = [blob_folder.CONFIG_FILE, blob_folder.WEIGHTS_FILE]
+    assert synced == [*files, digest, digest[:2]], "files, then the folder, then its name"
+    synced.clear()
+    await store.fetch(digest, tmp_path / "cache" / digest)
+    assert synced == []
+
+
 async def test_files_that_are_not_the_digests_are_refused(tmp_path: Path):
     store = LocalBlobStore(tmp_path / "blobs")
     digest, weights = adapter_files(tmp_path, 1)
