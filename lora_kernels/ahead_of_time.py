@@ -71,7 +71,8 @@ def compile_call(call: KernelCall, architecture: int) -> MachineCode:
 def _source(call: KernelCall) -> ASTSource:
     signature: dict[str, str] = {}
     attrs: dict[tuple[int], list[list[object]]] = {}
-    for index, name in enumerate(call.kernel.arg_names):
+    for index, parameter in enumerate(call.kernel.params):
+        name = parameter.name
         value = call.arguments.get(name)
         if value is None:
             signature[name] = "constexpr"
@@ -79,7 +80,7 @@ def _source(call: KernelCall) -> ASTSource:
             signature[name] = POINTERS[value.dtype]
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
-        if value is not None and _is_aligned(value):
+        if value is not None and _is_aligned(value) and not parameter.do_not_specialize:
             # Without it the kernel would be compiled for any address: 2-byte loads, and spills.
             attrs[index,] = [["tt.divisibility", 16]]
     return ASTSource(call.kernel, signature, dict(call.constants), attrs)

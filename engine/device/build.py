@@ -22,9 +22,10 @@ from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.ops import DecoderOps
 from engine.padding import padded_rows
+from engine.quantization.choose import choose_scheme
 from engine.sampling.launched import LaunchingSampler, WaitingSampler
-from engine.sampling.sampler import Sampler
 from lora_kernels.device_kernels import row_bytes
+from lora_kernels.device_table import MAX_RANK
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,6 +44,7 @@ def build_device_runner(
     decode_ladder: bool = True,
     name: str | None = None,
     make_sampler: SamplerFactory | None = None,
+    quantization: str | None = None,
 ) -> BuiltRunner:
     """Load a model onto a device and build its runner; see `engine.build_runner.build_runner`.
 
@@ -51,6 +53,10 @@ def build_device_runner(
 
     Raises ConfigError for a model or a setting that can never work, and for what does not fit.
     """
+    if setup.max_lora_rank > MAX_RANK:
+        raise ConfigError(
+            f"max_lora_rank is at most {MAX_RANK} on a device, not {setup.max_lora_rank}"
+        )
     config = read_decoder_config(model_dir, max_model_len)
     model_dtype = _choose_dtype(dtype, config)
     try:
@@ -58,6 +64,7 @@ def build_device_runner(
     except BaseModelError as error:
         raise ConfigError(str(error)) from error
     length = config.max_model_len
+    scheme = choose_scheme(quantization, dtype=model_dtype, device=setup.device.torch_device)
     ops, kernels = setup.make_ops(length), setup.kernels()
     before = setup.device.facts().own
     decoder = load_decoder(
@@ -69,6 +76,7 @@ def build_device_runner(
         ops=ops,
         kernels=kernels,
         device=setup.device.torch_device,
+        scheme=scheme,
     )
     row_size = adapter_row_bytes(decoder, model_dtype)
     held = setup.device.facts().own - before
@@ -76,10 +84,10 @@ def build_device_runner(
         model_dir, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
     if make_sampler is None:
-        sampler = Sampler(config.vocab_size, config.eos_token_ids, ops, grammars)
+        sampler = setup.make_sampler(config, grammars)
     else:
-        sampler = make_sampler(config.vocab_size, config.eos_token_ids)
-    parts = _Parts(setup, config, ops, decoder, WaitingSampler(sampler), block_size)
+        sampler = WaitingSampler(make_sampler(config.vocab_size, config.eos_token_ids))
+    parts = _Parts(setup, config, ops, decoder, sampler, block_size)
     budget = max(max_num_batched_tokens, max_num_seqs)
     stager = InputStager(
         setup.device,
@@ -92,7 +100,7 @@ def build_device_runner(
         activations=parts.measure(stager, budget, max_num_seqs),
         num_graphs=len(sizes) * (2 if setup.max_loras else 1),
         graph_tensors=parts.measure(stager, max_num_seqs, max_num_seqs) if sizes else 0,
-        adapter_rows=setup.pool_rows if setup.max_loras else 0,
+        adapter_rows=setup.pool_rows,
         adapter_row_bytes=row_size,
         bytes_per_block=kv_bytes_per_block(
             num_layers=config.num_layers,
@@ -129,6 +137,7 @@ def build_device_runner(
         ops=ops,
         grammars=grammars,
         invariance=None,
+        scheme=scheme,
     )
 
 

@@ -2,16 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.device.cuda_device import CudaDevice
 from engine.device.device import Device, HostDevice
+from engine.models.decoder_config import DecoderConfig
 from engine.ops import DecoderOps
+from engine.sampling.launched import LaunchingSampler
 from lora_kernels.device_batch import DeviceLoraBatch
 from lora_kernels.device_kernels import DeviceKernels, device_kernels, rank_rows
 from lora_kernels.device_table import MAX_SLICES
 from lora_kernels.tiles import pick_variant
+
+if TYPE_CHECKING:  # benchmarks on foreign machines have no library for grammars
+    from engine.grammar.grammars import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class DeviceSetup:
     device: Device
     make_ops: Callable[[int], DecoderOps]
     """The longest sequence's positions -> what the decoder computes with."""
+    make_sampler: "Callable[[DecoderConfig, Grammars | None], LaunchingSampler]"
     max_loras: int
     max_lora_rank: int
     batch_invariant: bool = False
@@ -68,7 +75,8 @@ class DeviceSetup:
 def cuda_setup(*, max_loras: int, max_lora_rank: int, index: int = 0) -> DeviceSetup:
     """The CUDA device of that number; raises ConfigError where there is none."""
     device = CudaDevice(index)
-    return DeviceSetup(device, _triton_ops(device.torch_device), max_loras, max_lora_rank)
+    there = device.torch_device
+    return DeviceSetup(device, _triton_ops(there), _device_sampler(there), max_loras, max_lora_rank)
 
 
 def interpreter_setup(
@@ -82,6 +90,7 @@ def interpreter_setup(
     return DeviceSetup(
         device,
         _triton_ops(device.torch_device, batch_invariant=batch_invariant),
+        _device_sampler(device.torch_device),
         max_loras,
         max_lora_rank,
         batch_invariant,
@@ -97,5 +106,16 @@ def _triton_ops(
         from engine.triton.ops import TritonOps
 
         return TritonOps(device, max_positions=max_positions, batch_invariant=batch_invariant)
+
+    return make
+
+
+def _device_sampler(
+    device: torch.device,
+) -> "Callable[[DecoderConfig, Grammars | None], LaunchingSampler]":
+    def make(config: DecoderConfig, grammars: "Grammars | None") -> LaunchingSampler:
+        from engine.triton.sampler import DeviceSampler
+
+        return DeviceSampler(config.vocab_size, config.eos_token_ids, device, grammars)
 
     return make

@@ -13,10 +13,9 @@ from engine.sampling.adjustments import adjust_logits, has_adjustments
 from engine.sampling.filters import Candidates, min_p_, scale_by_temperature, top_k_top_p
 from engine.sampling.logprobs import sampled_tokens
 from engine.sampling.noise import exponential_noise, stream_key
-from engine.sampling_params import SamplingParams
+from engine.sampling.rules import has_nucleus, is_greedy, problem_of
 from engine.scheduled_batch import SampledRow, SampledToken, SamplingRow
 
-_GREEDY_BELOW = 1e-5  # as in vLLM: a lower temperature changes nothing any more
 _TABLE_SIZES = (256, 4096)  # best scores that top-k and top-p try before they sort them all
 _CPU_CHUNK = 1 << 17  # elements worked on at once: a few rows, so that temporaries stay in cache
 _DEVICE_CHUNK = 1 << 24
@@ -65,7 +64,7 @@ class Sampler:
         draws: list[Draw] = []
         others: list[int] = []
         for index, (row, best) in enumerate(zip(rows, self._ops.argmax(logits), strict=True)):
-            problem = _problem(row.params) if best >= 0 else "its logits are not finite"
+            problem = problem_of(row.params) if best >= 0 else "its logits are not finite"
             if problem is not None:
                 results[index] = SampledRow(error=problem)
             elif row.grammar is not None:
@@ -76,9 +75,9 @@ class Sampler:
                     results[index] = held
             elif row.params.logprobs is not None or has_adjustments(row):
                 others.append(index)
-            elif _is_greedy(row.params):
+            elif is_greedy(row.params):
                 results[index] = _without_logprobs([best] * len(row.choices))
-            elif _has_nucleus(row.params, self._vocab_size):
+            elif has_nucleus(row.params, self._vocab_size):
                 others.append(index)
             else:
                 draws += _draws_of(row, index, best)
@@ -135,7 +134,7 @@ class Sampler:
             raise ValueError("no token is left to draw, or an adjustment overflowed")
 
         token_ids = [ids * len(row.choices) for ids, row in zip(best.tolist(), rows, strict=True)]
-        random = [index for index, row in enumerate(rows) if not _is_greedy(row.params)]
+        random = [index for index, row in enumerate(rows) if not is_greedy(row.params)]
         if random:
             drawn = _draw(_select(scores, random), [rows[index] for index in random])
             for index, ids in zip(random, drawn, strict=True):
@@ -156,8 +155,8 @@ def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> list[list[int]]:
     pending: list[int] = []
     everything: list[int] = []
     for index, row in enumerate(rows):
-        has_nucleus = _has_nucleus(row.params, scores.shape[1])
-        (pending if has_nucleus else everything).append(index)
+        is_narrow = has_nucleus(row.params, scores.shape[1])
+        (pending if is_narrow else everything).append(index)
     if everything:
         token_ids = torch.arange(scores.shape[1], device=scores.device)
         whole = Candidates(_select(scores, everything), token_ids.expand(len(everything), -1))
@@ -206,22 +205,6 @@ def _race(
     ):
         drawn[indices[place]].append(token_id)
     return drawn
-
-
-def _problem(params: SamplingParams) -> str | None:
-    for name in ("temperature", "top_p", "min_p"):
-        value = getattr(params, name)
-        if not (math.isfinite(value) and value >= 0):
-            return f"{name} is not a number of at least 0"
-    return None
-
-
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < _GREEDY_BELOW
-
-
-def _has_nucleus(params: SamplingParams, vocab_size: int) -> bool:
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0
 
 
 def _draws_of(row: SamplingRow, index: int, best: int) -> list[Draw]:

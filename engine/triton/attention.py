@@ -151,7 +151,7 @@ class TritonAttention:
                 several, first[several], lengths[several], inputs.starts[several], tokens
             )
             maps.append(("chunk", cut))
-        return self._plan(maps, inputs.block_tables, inputs.num_tokens)
+        return self.plan_of(maps, inputs.block_tables, inputs.num_tokens)
 
     def make_static_plan(
         self, num_rows: int, max_blocks: int, kv_cache: KVCache
@@ -160,11 +160,12 @@ class TritonAttention:
         rows = np.arange(num_rows)
         tables = np.full((num_rows, max_blocks), NO_BLOCK, np.int64)
         nothing = decode_tiles(rows, rows, np.full_like(rows, -1))
-        return StaticAttentionPlan(self._plan([("decode", nothing)], tables, num_rows))
+        return StaticAttentionPlan(self.plan_of([("decode", nothing)], tables, num_rows))
 
-    def _plan(
+    def plan_of(
         self, maps: list[tuple[Kind, TileMap]], block_tables: IntArray, num_tokens: int
     ) -> AttentionPlan:
+        """A launch for each map of tiles over rows with these block tables, on the device."""
         sizes = [tiles.size for _, tiles in maps]
         # Tiles first, so that each starts on 16 bytes.
         host = np.concatenate(

@@ -22,7 +22,7 @@ from lora_kernels.triton_common import dot
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # of each step; else each kind of it is compiled
 def paged_attention_kernel(
     out_ptr,  # [tokens, heads, HEAD_DIM]; split: [tokens, heads, NUM_SPLITS, HEAD_DIM] float32
     lse_ptr,  # split: [tokens, heads, NUM_SPLITS] float32, base-2 logarithm of a share's sum

@@ -51,9 +51,9 @@ class TritonKVCache(KVCache):
     def write(self, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         """See `KVCache.write`; a token whose slot is negative is not stored."""
         # Late, so that whoever only allocates does not load Triton.
-        from engine.triton.rotary import store_kv
+        from engine.triton.rotary import store_kv_call
 
-        store_kv(self, layer, key, value, slot_mapping)
+        store_kv_call(self, layer, key, value, slot_mapping).run()
 
     def clear_blocks(self, blocks: Tensor) -> None:
         """Do nothing; see the class."""

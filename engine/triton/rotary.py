@@ -50,9 +50,21 @@ class TritonRotation:
             The queries, [rows, num_heads, head_dim]: a view of `heads`.
 
         """
-        num_kv = (heads.shape[1] - num_heads) // 2
-        self._call(heads, num_heads, num_kv, kv_cache, layer, slot_mapping, norms).run()
+        self.store_call(heads, num_heads, kv_cache, layer, slot_mapping, norms).run()
         return heads[:, :num_heads]
+
+    def store_call(
+        self,
+        heads: Tensor,
+        num_heads: int,
+        kv_cache: TritonKVCache,
+        layer: int,
+        slot_mapping: Tensor,
+        norms: HeadNorms | None,
+    ) -> KernelCall:
+        """The launch of `store`."""
+        num_kv = (heads.shape[1] - num_heads) // 2
+        return self._call(heads, num_heads, num_kv, kv_cache, layer, slot_mapping, norms)
 
     def _call(
         self,
@@ -115,14 +127,14 @@ class TritonRotation:
         )
 
 
-def store_kv(
+def store_kv_call(
     kv_cache: TritonKVCache, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor
-) -> None:
+) -> KernelCall:
     """Store keys and values, each [tokens, num_kv_heads, head_dim], as they are."""
     tokens, num_kv, head_dim = key.shape
     assert key.stride()[1:] == value.stride()[1:] == (head_dim, 1)
     keys, values = kv_cache.layer(layer)
-    KernelCall(
+    return KernelCall(
         kernel=store_kv_kernel,
         grid=(tokens, -(-num_kv // _HEADS_A_PROGRAM)),
         arguments={
@@ -145,7 +157,7 @@ def store_kv(
         },
         num_warps=1 if head_dim <= 128 else 2,
         num_stages=1,
-    ).run()
+    )
 
 
 def _power_of_two(number: int) -> int:

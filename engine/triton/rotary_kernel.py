@@ -11,7 +11,7 @@ import triton.language as tl
 from engine.triton import fp8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])  # of each step; else each kind of it is compiled
 def rotate_and_store_kernel(
     x_ptr,  # [tokens, NUM_Q + 2 * NUM_KV, HEAD_DIM]: queries, keys, values; queries in place
     k_ptr,  # [KV heads, blocks, BLOCK_SIZE, HEAD_DIM]

@@ -5,7 +5,7 @@ so the same model must always meet the same tile, and a start must not wait.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,11 +16,12 @@ Kind = Literal["decode", "chunk"]
 MAX_GROUP = 64
 """Query heads that may share a KV head: all of them are rows of one tile."""
 MAX_HEAD_DIM = 256
+_NARROW = 128
 
 _SPLIT_POSITIONS = 256
 """Fewer positions than this are not worth a program of their own."""
 _MAX_SPLITS = 32
-_PROGRAMS_A_PROCESSOR = 2
+_PROGRAMS_A_PROCESSOR = 4
 _PROCESSORS: Mapping[int, int] = {80: 108, 90: 132, 100: 148}
 """Streaming multiprocessors of A100, H100 and B200; other GPUs use the number of their kin."""
 
@@ -32,7 +33,7 @@ class AttentionTile:
     rows: int
     """Queries times heads of a group; a multiple of 16, as tensor cores have it."""
     positions: int
-    """Of keys and values, a step."""
+    """Of keys and values, a step: 16 KiB each in 16 bits."""
     num_warps: int
     num_stages: int
 
@@ -61,14 +62,10 @@ def attention_tile(
         raise ValueError(f"{group} query heads share a KV head; the kernel takes up to {MAX_GROUP}")
     if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"heads have {head_dim} channels; the kernel takes up to {MAX_HEAD_DIM}")
-    size = padded_head_dim(head_dim)
     table = table_of(architecture)
-    tile = _FLOAT[kind] if dtype is torch.float32 else _HALF[table][kind]
-    # A tile of keys is 16 KiB whatever the size of a head, and 64 or 128 positions at most.
-    positions = max(16, min(tile.positions, tile.positions * 128 // size))
-    rows = max(tile.rows, 1 << (group - 1).bit_length())
-    num_stages = tile.num_stages if size >= 64 else 2
-    return AttentionTile(rows, positions, tile.num_warps, num_stages)
+    narrow, wide = (_FLOAT if dtype is torch.float32 else _HALF[table])[kind]
+    tile = wide if head_dim > _NARROW else narrow
+    return replace(tile, rows=max(tile.rows, 1 << (group - 1).bit_length()))
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -81,8 +78,8 @@ def choose_num_splits(
 ) -> int:
     """Programs that share the positions of each row of a decode step; a power of two.
 
-    Enough to occupy every processor twice, by what is known before a step: rows the step has room
-    for, and positions the longest sequence may have.
+    Enough to keep every processor's memory pipes full, by what is known before a step: rows the
+    step has room for, and positions the longest sequence may have.
     """
     wanted = _PROGRAMS_A_PROCESSOR * _PROCESSORS[table_of(architecture)]
     programs = max(1, num_rows * num_kv_heads)
@@ -93,13 +90,24 @@ def choose_num_splits(
     return num_splits
 
 
-_HALF: Mapping[int, Mapping[Kind, AttentionTile]] = {
-    80: {"decode": AttentionTile(16, 64, 4, 2), "chunk": AttentionTile(64, 64, 4, 2)},
-    90: {"decode": AttentionTile(16, 64, 4, 3), "chunk": AttentionTile(128, 64, 8, 3)},
-    100: {"decode": AttentionTile(16, 64, 4, 3), "chunk": AttentionTile(128, 64, 8, 3)},
+_HALF: Mapping[int, Mapping[Kind, tuple[AttentionTile, AttentionTile]]] = {
+    80: {
+        "decode": (AttentionTile(16, 64, 4, 3), AttentionTile(16, 32, 4, 3)),
+        "chunk": (AttentionTile(128, 32, 8, 3), AttentionTile(64, 32, 8, 2)),
+    },
+    90: {
+        "decode": (AttentionTile(16, 64, 4, 3), AttentionTile(16, 32, 4, 3)),
+        "chunk": (AttentionTile(128, 64, 8, 3), AttentionTile(128, 32, 8, 3)),
+    },
+    100: {
+        "decode": (AttentionTile(16, 64, 4, 3), AttentionTile(16, 32, 4, 3)),
+        "chunk": (AttentionTile(128, 64, 8, 3), AttentionTile(128, 32, 8, 3)),
+    },
 }
+"""For heads of up to 128 channels, and for wider ones. Block numbers are read a step before the
+keys and values that they lead to, which the pipeline counts as a stage of its own."""
 # Exact products use no tensor cores, and elements are twice as wide.
-_FLOAT: Mapping[Kind, AttentionTile] = {
-    "decode": AttentionTile(16, 32, 4, 2),
-    "chunk": AttentionTile(16, 32, 4, 2),
+_FLOAT: Mapping[Kind, tuple[AttentionTile, AttentionTile]] = {
+    "decode": (AttentionTile(16, 16, 4, 2), AttentionTile(16, 16, 4, 2)),
+    "chunk": (AttentionTile(16, 16, 4, 2), AttentionTile(16, 16, 4, 2)),
 }

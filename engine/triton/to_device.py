@@ -1,4 +1,4 @@
-"""Copies from the host that the step does not wait for."""
+"""Copies from and to the host that the step does not wait for."""
 
 from typing import Any
 
@@ -15,3 +15,23 @@ def to_device(host: npt.NDArray[Any], device: torch.device) -> Tensor:
         # be on its way.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+class FetchedTensor:
+    """A copy to the host that was queued on the current stream."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = values.clone()
+
+    def wait(self) -> Tensor:
+        """What was copied, once it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
