@@ -256,7 +256,7 @@ def test_slots_go_round_while_seats_and_blocks_are_to_spare():
 
 
 def test_while_slots_are_all_that_is_short_the_fewest_sequences_are_paused():
-    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
+    engine = MemoryEngine(max_loras=2, max_num_seqs=12, slot_debt_tokens=10_000, num_kv_blocks=200)
     for number in (1, 2, 3):
         _steady(engine, "many", number, tenant="x", max_tokens=60)
     _steady(engine, "few", 4, tenant="y", max_tokens=60)
