@@ -9,7 +9,6 @@ from engine.adapter_source import RunningStep
 from engine.build_runner import BuiltRunner, build_runner
 from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs
-from engine.errors import ConfigError
 from engine.overlapped_runner import OverlappedRunner
 from engine.scheduled_batch import ScheduledBatch
 
@@ -56,8 +55,6 @@ def _build_cuda(
     from engine.device.device_runner import DeviceRunner
     from engine.device.setup import cuda_setup
 
-    if args.quantization is not None:
-        raise ConfigError("quantization: a quantised base runs on the CPU only, in this release")
     setup = cuda_setup(max_loras=config.max_loras, max_lora_rank=args.max_lora_rank)
     built = build_device_runner(
         Path(args.model_dir),
@@ -71,6 +68,7 @@ def _build_cuda(
         gpu_memory_utilization=args.gpu_memory_utilization,
         decode_ladder=args.effective_decode_ladder,
         name=args.model_name,
+        quantization=args.quantization,
     )
     runner = built.runner
     assert isinstance(runner, DeviceRunner)
