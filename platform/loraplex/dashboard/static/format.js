@@ -31,9 +31,9 @@ function secondsIn(digits, value) {
 export const count = (value) => (value == null ? NONE : whole.format(value));
 
 /** A number with three significant digits, or all of those before the point. */
-export const number = (value) => numberIn(three, value);
+export const number = (value) => digitsOf(three, value);
 
-function numberIn(digits, value) {
+function digitsOf(digits, value) {
   if (value == null) return NONE;
   if (value === 0) return "0";
   return Math.abs(value) >= 999.5 ? whole.format(value) : digits.format(value);
@@ -56,7 +56,7 @@ export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let power = 0;
   for (; value >= 1024 && power < units.length - 1; power++) value /= 1024;
-  return `${numberIn(short, value)} ${units[power]}`;
+  return `${digitsOf(short, value)} ${units[power]}`;
 }
 
 /** A unix time as the clock shows it here. */
@@ -82,8 +82,8 @@ export const inUnit = (value, unit) => (BY_UNIT[unit] ?? number)(value);
 export function tick(value, unit) {
   if (unit === "s") return secondsIn(short, value);
   if (unit === "share") return value == null ? NONE : `${short.format(value * 100)} %`;
-  if (unit === "per_second") return `${numberIn(short, value)}/s`;
-  return numberIn(short, value);
+  if (unit === "per_second") return `${digitsOf(short, value)}/s`;
+  return digitsOf(short, value);
 }
 
 const two = (value) => String(value).padStart(2, "0");
