@@ -200,6 +200,9 @@ class EngineCore:
     def _take_adapter_events(self) -> None:
         events, self._events = [*self._events, *self._adapters.poll()], []
         for event in events:
+            # What has left a slot is cleared before another comes into it: cleared afterwards, it
+            # would take the newcomer's weights along, and base answers would pass for its own.
+            self._change_slots(*self._scheduler.take_slot_changes())
             if isinstance(event, AdapterReady) and self._recorder is not None:
                 self._recorder.fetched(event.digest, event.seconds)
             if not isinstance(event, AdapterReady):

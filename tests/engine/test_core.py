@@ -169,3 +169,17 @@ def test_stats_count_what_happened():
     assert (stats.prompt_tokens, stats.cached_tokens, stats.output_tokens) == (27, 8, 9)
     assert stats.steps == len(engine.runner.batches)
     assert (stats.slots_used, stats.slots_total) == (2, 2)
+
+
+def test_what_left_a_slot_is_cleared_before_another_adapter_arrives_in_it():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=2)
+    engine.add(request(1, [1] * 4, adapter="a", max_tokens=40))
+    for _ in range(3):
+        engine.step()
+    engine.add(request(2, [2] * 4, adapter="b", max_tokens=3))
+    engine.step()
+    assert engine.core.stats().resident == ["a"], "which is to make room for b"
+    engine.source.prefetch("b")  # so that its arrival is told once more, in the very next step
+    engine.core.abort("c", 1)
+    engine.run()
+    engine.assert_as_alone(2)
