@@ -12,8 +12,8 @@ from loraplex.load.run import Loop, run_load
 from loraplex.weights import ensure_weights
 from tests.support import guidellm
 
-STEP_SECONDS = 0.05
-CONCURRENCY, REQUESTS, PROMPT, OUTPUT = 8, 64, 32, 24
+STEP_SECONDS = 0.2  # long, so that what a busy machine adds is little of it
+CONCURRENCY, REQUESTS, PROMPT, OUTPUT = 8, 48, 32, 8
 
 
 @pytest.mark.slow
@@ -35,6 +35,7 @@ def test_throughput_and_first_tokens_agree_with_guidellm(tmp_path):
             url, service.key, "base", model, tmp_path, concurrency=CONCURRENCY,
             requests=REQUESTS, prompt_tokens=PROMPT, output_tokens=OUTPUT,
         )  # fmt: skip
+    print(ours, theirs)
     assert ours.num_failed == 0 and theirs.num_requests == REQUESTS
     # Both are to tell what the engine does: a token of every running call in each step.
     assert ours.ttft_p50_ms == pytest.approx(theirs.ttft_p50_ms, rel=0.05)

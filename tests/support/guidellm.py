@@ -37,26 +37,23 @@ def closed_loop(
 ) -> Seen:  # fmt: skip
     """So many calls under way; its own report, read back."""
     scenario, report = folder / "scenario.json", folder / "report.json"
-    scenario.write_text(
-        json.dumps(
+    spec = {
+        "backend": {
+            "kind": "openai_http", "target": url, "model": model, "api_key": key,
+            "request_format": "/v1/completions", "validate_backend": False, "http2": False,
+        },
+        "profile": {"kind": "concurrent", "streams": [concurrency]},
+        "constraints": [{"kind": "max_requests", "count": requests}],
+        "tokenizer": {"kind": "huggingface_auto", "model": str(tokenizer)},
+        "data": [
             {
-                "backend": {
-                    "kind": "openai_http", "target": url, "model": model, "api_key": key,
-                    "request_format": "/v1/completions", "validate_backend": False,
-                    "http2": False,
-                },
-                "profile": {"kind": "concurrent", "streams": [concurrency]},
-                "constraints": [{"kind": "max_requests", "count": requests}],
-                "tokenizer": {"kind": "huggingface_auto", "model": str(tokenizer)},
-                "data": [
-                    {
-                        "kind": "synthetic_text", "prompt_tokens": prompt_tokens,
-                        "output_tokens": output_tokens,
-                    }
-                ],
+                "kind": "synthetic_text", "prompt_tokens": prompt_tokens,
+                "output_tokens": output_tokens,
             }
-        )
-    )  # fmt: skip
+        ],
+    }  # fmt: skip
+    metadata = {"name": "closed-loop", "description": "A closed loop."}
+    scenario.write_text(json.dumps({"metadata": metadata, "spec": spec}))
     subprocess.run(
         [str(guidellm()), "run", "-c", str(scenario), "--output", f"kind=json,path={report}",
          "--disable-console"],
