@@ -14,6 +14,8 @@ from engine.device.profile import profile_rows
 from engine.device.setup import DeviceSetup, cuda_setup, interpreter_setup
 from engine.errors import ConfigError
 from engine.ops import TorchOps
+from engine.sampling.launched import WaitingSampler
+from engine.sampling.sampler import Sampler
 from tests.support.tiny_models import make_tiny_model
 
 MIB = 2**20
@@ -62,7 +64,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory):
 
 def setup_of(device: HostDevice) -> DeviceSetup:
     setup = interpreter_setup(max_loras=2, max_lora_rank=8)
-    return replace(setup, device=device, make_ops=lambda max_positions: TorchOps())
+    return replace(
+        setup,
+        device=device,
+        make_ops=lambda max_positions: TorchOps(),
+        make_sampler=lambda config, grammars: WaitingSampler(
+            Sampler(config.vocab_size, config.eos_token_ids)
+        ),
+    )
 
 
 def build(model_dir, device, **settings):
@@ -101,6 +110,21 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(model_dir):
     small = DeviceFacts("tiny", total=12 * MIB, free=11 * MIB, own=MIB)
     with pytest.raises(ConfigError, match=r"(?s)not one sequence.*memory of tiny: 12.0 MiB"):
         build(model_dir, MeasuringDevice([small]), gpu_memory_utilization=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "settings", "message"),
+    [
+        (512, {}, "max_lora_rank is at most 256 on a device, not 512"),
+        (8, {"dtype": "int8"}, "dtype must be auto or one of float32, bfloat16, float16"),
+        (8, {"max_model_len": 10_000}, "max_model_len 10000 is more than"),
+    ],
+)
+def test_a_setting_that_can_never_work_is_refused(model_dir, rank, settings, message):
+    device = MeasuringDevice([DeviceFacts("tiny", 256 * MIB, 250 * MIB, MIB)])
+    setup = replace(setup_of(device), max_lora_rank=rank)
+    with pytest.raises(ConfigError, match=message):
+        build_device_runner(model_dir, setup, **settings)
 
 
 def test_a_machine_without_a_gpu_refuses_to_run_on_one(monkeypatch):
