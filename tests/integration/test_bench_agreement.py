@@ -35,7 +35,6 @@ def test_throughput_and_first_tokens_agree_with_guidellm(tmp_path):
             url, service.key, "base", model, tmp_path, concurrency=CONCURRENCY,
             requests=REQUESTS, prompt_tokens=PROMPT, output_tokens=OUTPUT,
         )  # fmt: skip
-    print(ours, theirs)
     assert ours.num_failed == 0 and theirs.num_requests == REQUESTS
     # Both are to tell what the engine does: a token of every running call in each step.
     assert ours.ttft_p50_ms == pytest.approx(theirs.ttft_p50_ms, rel=0.05)
