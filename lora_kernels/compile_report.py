@@ -8,9 +8,10 @@ pointers and strides are aligned, an access narrower than 16 bytes.
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import triton
@@ -30,6 +31,9 @@ FULL_BYTES = 16
 """What a thread can move at once."""
 MAX_SHARED_BYTES = 99 * 1024
 """What a block may use on every GPU from sm_80 on (the least: sm_86, sm_89, sm_120)."""
+
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +176,33 @@ def _tile_name(call: KernelCall, case: Case) -> str:
     return f"{rows}x{tile['BLOCK_R']}x{columns} w{call.num_warps} s{call.num_stages}{split}{odd}"
 
 
-def iter_costs(cases: list[Case], num_processes: int) -> Iterator[Cost]:
-    """Compile in several processes; in the order of the cases."""
-    with ProcessPoolExecutor(num_processes) as pool:
-        for costs in pool.map(measure, cases):
-            yield from costs
+def compile_all(cases: Sequence[C], measure: Callable[[C], list[Cost]]) -> list[Cost]:
+    """Compile in two processes; in the order of the cases."""
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        ProcessPoolExecutor(2, initializer=_use_cache, initargs=(cache,)) as pool,
+    ):
+        return [cost for costs in pool.map(measure, cases) for cost in costs]
 
 
-def main() -> int:
+def _use_cache(folder: str) -> None:
+    # Compile afresh: a cached kernel keeps the line numbers of the file as it was.
+    os.environ["TRITON_CACHE_DIR"] = folder
+
+
+def tell(costs: Sequence[Cost]) -> int:
     """Print the table; 1 if a kernel has a fault."""
-    with tempfile.TemporaryDirectory() as cache:
-        # Compile afresh: a cached kernel keeps the line numbers of the file as it was.
-        os.environ["TRITON_CACHE_DIR"] = cache
-        costs = list(iter_costs(all_cases(), num_processes=2))
     sys.stdout.write(f"triton {triton.__version__}\n{HEADER}\n")
     sys.stdout.writelines(f"{cost.row}\n" for cost in costs)
     faults = [f"{cost.row}: {fault}" for cost in costs for fault in cost.faults]
     sys.stdout.writelines(f"FAULT {fault}\n" for fault in faults)
     sys.stdout.write(f"{len(costs)} kernels, {len(faults)} faults\n\n")
     return 1 if faults else 0
+
+
+def main() -> int:
+    """Report on the LoRA kernels."""
+    return tell(compile_all(all_cases(), measure))
 
 
 if __name__ == "__main__":

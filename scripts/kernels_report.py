@@ -1,7 +1,8 @@
 """Compile every Triton kernel for sm_80, sm_90 and sm_100, with the Triton installed and with the
 oldest one supported, and print what each costs. Exit status 1: a spill or a narrow access.
 
-`make kernels-report` runs it; it needs no GPU. The oldest Triton is installed once into the cache
+`make kernels-report` runs it; it needs no GPU. Arguments are the modules to report with, by default
+all. The oldest Triton is installed once into the cache
 folder, beside and not over the one of the environment.
 """
 
@@ -10,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OLDEST = "3.6.0"
+MODULES = ("lora_kernels.compile_report", "engine.triton.compile_report")
 
 
 def cache_folder() -> Path:
@@ -43,21 +46,21 @@ def ensure_triton(version: str, cache: Path) -> Path:
     return folder
 
 
-def report(triton_folder: Path | None) -> int:
+def report(module: str, triton_folder: Path | None) -> int:
     """Print one Triton's table; None is the Triton of the environment. Returns the exit status."""
     path = [str(folder) for folder in (triton_folder, ROOT) if folder is not None]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     # The interpreter's kernels cannot be compiled.
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "lora_kernels.compile_report"]
+    command = [sys.executable, "-m", module]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode  # noqa: S603 (as above)
 
 
-def main() -> int:
+def main(modules: Sequence[str] = MODULES) -> int:
     """Report on both Tritons, whatever the first one's result."""
-    statuses = [report(None), report(ensure_triton(OLDEST, cache_folder()))]
-    return max(statuses)
+    folders = (None, ensure_triton(OLDEST, cache_folder()))
+    return max(report(module, folder) for folder in folders for module in modules)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:] or MODULES))

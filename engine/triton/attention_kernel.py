@@ -131,7 +131,7 @@ def paged_attention_kernel(
         b_lse = tl.where(b_sum == 0.0, -float("inf"), b_max + tl.log2(b_divisor))
         tl.store(lse_ptr + places, b_lse, mask=o_query < count)
         p_out = out_ptr + places[:, None] * HEAD_DIM + o_d[None, :]
-        tl.store(p_out, b_out, mask=m_q & (begin < end))
+        tl.store(p_out, b_out, mask=m_q & (b_sum > 0.0)[:, None])
 
 
 @triton.jit

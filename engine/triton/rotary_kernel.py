@@ -110,8 +110,8 @@ def rotate_and_store_kernel(
             p_k = k_ptr + place + HALF + o_c[None, :]
             tl.store(p_k, stored(b_second, b_scale, KV_IS_FP8), mask=m_x)
             if HAS_REST:
-                p_k = k_ptr + place + 2 * HALF + o_r[None, :]
-                tl.store(p_k, stored(b_rest, b_scale, KV_IS_FP8), mask=m_r)
+                p_rest = k_ptr + place + 2 * HALF + o_r[None, :]
+                tl.store(p_rest, stored(b_rest, b_scale, KV_IS_FP8), mask=m_r)
             _store_heads(
                 v_ptr + place, head_ptr + NUM_KV * HEAD_DIM, kv_scales_ptr + NUM_KV, o_h, m_h,
                 HEAD_DIM, BLOCK_D, KV_IS_FP8,

@@ -77,7 +77,7 @@ def sampling_calls(
             "stride_scores": vocab,
         },
         {"BLOCK": chunk_size, "BLOCK_ENTRIES": _ENTRY_BLOCK},
-        num_warps,
+        2 * num_warps,
         1,
     )
     yield KernelCall(
