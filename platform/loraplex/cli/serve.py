@@ -53,7 +53,8 @@ from loraplex.supervisor.data_dir import default_data_dir
     show_default=True, help="Of weights and KV cache; auto: as the model was saved.",
 )  # fmt: skip
 @click.option("--quantization", type=click.Choice(["int8", "fp8", "nf4", "int4"]),
-              help="Hold the layers' weights in fewer bits; needs loraplex[quantization].")  # fmt: skip
+              help="Hold the layers' weights in fewer bits; needs "
+              "loraplex[quantization].")  # fmt: skip
 @click.option("--no-prefix-cache", is_flag=True, help="Recompute shared prompts.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True,
               help="API processes; more than 1 need PostgreSQL and Redis.")  # fmt: skip
@@ -81,7 +82,8 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--async-scheduling/--no-async-scheduling", default=None,
               help="Plan a decode step while one runs; by default on a GPU only.")  # fmt: skip
 @click.option("--decode-ladder/--no-decode-ladder", default=None,
-              help="Decode on static buffers, in CUDA graphs; by default on a GPU only.")  # fmt: skip
+              help="Decode on static buffers, in CUDA graphs; by default on a GPU "
+              "only.")  # fmt: skip
 def serve(
     model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
     host: str, port: int, data_dir: Path,
