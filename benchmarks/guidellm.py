@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-HOME = Path(__file__).parents[2] / ".cache" / "bench" / "guidellm"
+HOME = Path(__file__).parents[1] / ".cache" / "bench" / "guidellm"
 # Its pins exclude ours (httpx, protobuf), so that only torch, the largest of them, is held to ours.
 PACKAGES = ("guidellm==0.8.1", "torch==2.13.0")
 
