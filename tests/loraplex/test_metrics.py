@@ -172,8 +172,8 @@ async def test_ten_thousand_adapters_leave_the_page_as_small_as_it_was(tmp_path,
 
 
 async def test_the_sums_of_the_series_are_those_of_the_records_and_a_client_sees_the_same(tmp_path):
-    """500 requests of two tenants for five adapters on two slots, streamed or not, some cut at a
-    stop string, some too long for their limit."""
+    """500 requests of two tenants for five adapters on two slots: some end by themselves, some at
+    their limit, some are cut at a stop string, some preempted."""
     runner = ScriptedRunner()
     config = SchedulerConfig(
         num_kv_blocks=24, max_num_seqs=8, max_loras=2, max_model_len=512, max_num_batched_tokens=64
