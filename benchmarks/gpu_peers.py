@@ -1,0 +1,89 @@
+"""What else serves these requests: transformers with PEFT's `adapter_names`, and its own batching.
+
+Greedy, the same prompts, the same number of new tokens for each.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GenerationConfig, LlamaForCausalLM
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+BASE = "__base__"
+"""PEFT's name for no adapter."""
+
+
+def peft_tokens_per_second(
+    model: LlamaForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_adapters: int,
+    rank: int,
+    new_tokens: int,
+    wait: Callable[[], None],
+) -> float:
+    """`generate` with another adapter for each row, in turn; the model is left as it was."""
+    names = [f"adapter{index}" for index in range(num_adapters)]
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=TARGETS, task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        # peft 0.21 reads an attribute that transformers 5.24 has renamed.
+        warnings.simplefilter("ignore", FutureWarning)
+        # In the model's dtype, as ours are, where PEFT's default is float32 for training.
+        wrapped = get_peft_model(model, config, names[0], autocast_adapter_dtype=False)
+        for name in names[1:]:
+            wrapped.add_adapter(name, config, autocast_adapter_dtype=False)
+    wrapped.eval()
+    device = next(model.parameters()).device
+    ids = torch.tensor([list(prompt) for prompt in prompts], device=device)
+    rows = [names[index % num_adapters] for index in range(len(prompts))]
+    settings = _settings(new_tokens)
+
+    def generate(tokens: GenerationConfig) -> None:
+        wrapped.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            adapter_names=rows,
+            generation_config=tokens,
+        )
+
+    try:
+        with torch.inference_mode():
+            generate(_settings(2))
+            wait()
+            began = time.perf_counter()
+            generate(settings)
+            wait()
+            return len(prompts) * new_tokens / (time.perf_counter() - began)
+    finally:
+        wrapped.unload()
+
+
+def continuous_tokens_per_second(
+    model: LlamaForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    wait: Callable[[], None],
+) -> float:
+    """Transformers' continuous batching, of the base: it has no adapters for each request.
+
+    Raises what it raises where this device or this version cannot.
+    """
+    inputs = [list(prompt) for prompt in prompts]
+    with torch.inference_mode():
+        model.generate_batch(inputs=inputs, generation_config=_settings(2))
+        wait()
+        began = time.perf_counter()
+        replies = model.generate_batch(inputs=inputs, generation_config=_settings(new_tokens))
+        wait()
+    seconds = time.perf_counter() - began
+    return sum(len(reply.generated_tokens) for reply in replies.values()) / seconds
+
+
+def _settings(new_tokens: int) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, pad_token_id=0
+    )
