@@ -55,7 +55,7 @@ async def soak(service: DemoService, examples: list[Path], options: argparse.Nam
         watch = Watch(service, http)
         traffic = Traffic(http, tenants, examples, options.seed)
         await warm_up(traffic, tenants, examples)
-        before = await watch.counts_at_rest(None, 0)
+        before = await watch.counts_at_rest(None, REST_SECONDS)
         print(f"Soaking for {options.minutes:g} minutes, seed {options.seed} ...", flush=True)
         for name in NAMES:
             await traffic.upload(tenants[0], name, examples[0], random.Random(name))

@@ -125,11 +125,12 @@ class Watch:
     async def counts_at_rest(
         self, expected: dict[str, int] | None, seconds: float
     ) -> dict[str, int]:
-        """Counts, once they are as expected or do not become so in time."""
+        """Counts, once they are as expected or do not become so in time. None: nothing is in use."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             counts = await self.counts()
-            if counts == expected or asyncio.get_running_loop().time() > deadline:
+            is_at_rest = counts == expected if expected else not any(counts[n] for n in _AT_REST)
+            if is_at_rest or asyncio.get_running_loop().time() > deadline:
                 return counts
             await asyncio.sleep(0.5)
 
