@@ -125,7 +125,7 @@ class Watch:
     async def counts_at_rest(
         self, expected: dict[str, int] | None, seconds: float
     ) -> dict[str, int]:
-        """Counts, once they are as expected or do not become so in time. None: nothing is in use."""
+        """Counts once they are as expected (None: nothing is in use), or when time is over."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             counts = await self.counts()
