@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOperatorIssue=false
 """Draws a token for each row of logits on the device, as `engine.sampling` defines it.
 
 Four launches. `score_kernel`, a program a row and chunk of the vocabulary: are the logits finite,
