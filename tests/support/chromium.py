@@ -30,6 +30,11 @@ import chromium from "@sparticuz/chromium";
 console.log(await chromium.executablePath());
 """
 
+_FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{fonts}</dir><cachedir>{cache}</cachedir></fontconfig>
+"""
+
 
 class NoChromium(Exception):
     """The message ends with the one command that brings a Chromium."""
@@ -78,6 +83,10 @@ def from_npm(folder: Path, environment: Mapping[str, str] = os.environ) -> Chrom
             _run(["node", "unpack.mjs"], folder, loader)
             if not program.exists():
                 raise NoChromium(f"npm's {PACKAGE} held no browser. Run: {INSTALL_COMMAND}")
+            # The package's own names folders of Lambda's, and a page without fonts has no text.
+            (unpacked / "fonts" / "fonts.conf").write_text(
+                _FONTS.format(fonts=unpacked / "fonts" / "fonts", cache=unpacked / "fonts-cache")
+            )
             (folder / "complete").touch()
     return Chromium(program, variables)
 
