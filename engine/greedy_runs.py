@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.model_runner import ModelRunner
+from engine.adapter_source import Runner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,
@@ -57,7 +57,7 @@ def blocks_for(num_sequences: int, num_tokens: int, block_size: int = 16) -> int
 
 
 def greedy_runs(
-    runner: ModelRunner,
+    runner: Runner,
     sampler: RecordingSampler,
     prompts: Sequence[tuple[Sequence[int], int | None]],
     max_tokens: int,

@@ -3,8 +3,7 @@
 from alembic import context
 from sqlalchemy import Connection
 
-from adapter_store.registry import rollup_models  # noqa: F401 - its tables join the metadata
-from adapter_store.registry.models import Base
+from adapter_store.registry.rollup_models import Base  # its tables, and those of `models`
 
 
 def run(connection: Connection) -> None:

@@ -205,8 +205,16 @@ class TritonAttention:
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.attend`; `out` [padded, num_heads * head_dim] takes the result."""
+        """See `AttentionBackend.attend`; `out` [padded, num_heads * head_dim] takes the result.
+
+        Raises ConfigError for float32 queries of an 8-bit cache: at start, as memory is measured.
+        """
         assert isinstance(kv_cache, TritonKVCache)
+        if kv_cache.is_fp8 and query.dtype is torch.float32:
+            raise ConfigError(
+                "dtype: a float32 model cannot keep its KV cache in 8 bits; serve it in bfloat16 "
+                "or float16, or keep keys and values in float32"
+            )
         plan = plan.plan if isinstance(plan, StaticAttentionPlan) else plan
         if out is None:
             out = query.new_empty(query.shape[0], self._num_heads * self._head_dim)

@@ -22,7 +22,7 @@ from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_r
 from engine.models.decoder_config import read_decoder_config
 from engine.models.projections import ProjectionKey, iter_projections, module_path
 from lora_kernels import ColumnAffine, EmbeddingLora, EmbeddingTable, LoraBatch, LoraSlice
-from lora_kernels.cpu_kernels import CpuWeights
+from lora_kernels.device_kernels import Weights
 
 MODULE_TOLERANCE = 1e-5
 """Largest difference of a module's output, relative to the largest output."""
@@ -168,7 +168,7 @@ class _PeftModel:
 
 def _mirrored(weights: AdapterWeights, built: BuiltRunner) -> AdapterWeights:
     """The adapter with every change negated: a neighbour that would show if rows got mixed up."""
-    mirrored: dict[ProjectionKey, CpuWeights] = {}
+    mirrored: dict[ProjectionKey, Weights] = {}
     for key, fused in weights.projections.items():
         parts = [fused.slice(index) for index in range(len(fused.slice_sizes))]
         mirrored[key] = built.kernels.fuse(

@@ -202,3 +202,9 @@ def test_scales_that_cannot_be_are_refused(scales):
     sequences = PagedSequences((1, 1, 16), torch.float16, [4], is_fp8=True)
     with pytest.raises(ValueError, match="KV scales"):
         sequences.cache.set_scales(scales)
+
+
+def test_a_float32_model_is_refused_an_8_bit_cache():
+    sequences = PagedSequences((1, 1, 16), torch.float32, [4], is_fp8=True)
+    with pytest.raises(ConfigError, match="dtype: a float32 model cannot keep its KV cache in 8"):
+        sequences.run([(0, 0, 4)])
