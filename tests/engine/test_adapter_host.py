@@ -436,13 +436,14 @@ def test_adapters_are_read_ahead_from_disk_while_there_is_room(tmp_path: Path) -
     with bench(tmp_path, max_cpu_loras=2) as b:
         b.host.read_ahead([D, A, B, C])
         assert b.needed == [] and b.host.num_adapters == 2
-        assert [event.digest for event in b.events(1)] == [A]
-        while b.host.is_coming(B):
+        while b.host.is_coming(A) or b.host.is_coming(B):
             b.woken.wait(0.05)
             b.host.poll()
         assert b.host.has(A) and not b.host.has(B) and not (tmp_path / B).exists()
         b.host.prefetch(C)
-        b.events(1)
+        while not b.host.has(C):  # it may have been read in the damaged one's place
+            b.woken.wait(0.05)
+            b.host.poll()
         b.host.prefetch(D)
         b.put(D)
         b.host.have(D)

@@ -169,9 +169,17 @@ def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"base_model_name_or_path": ""}'])
 def test_a_config_that_names_no_base_asks_for_it(tmp_path, content):
     (tmp_path / "adapter_config.json").write_text(content)
+    (tmp_path / "adapter_model.safetensors").touch()
     result = verify(tmp_path)
     assert result.exit_code == 1
     assert "give --base" in result.output
+
+
+def test_a_folder_without_weights_is_no_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    result = verify(tmp_path)
+    assert result.exit_code == 1
+    assert "it has no adapter_model.safetensors" in result.output
 
 
 def test_a_base_that_is_not_there_is_an_error(folders):
