@@ -10,7 +10,7 @@ from loraplex.auth import requires_admin
 from loraplex.openapi import Problem, errors
 from loraplex.services import Services
 
-_ERRORS = errors(Problem, 401, 403)
+_ERRORS = errors(Problem, 401, 403, 503)
 
 
 class ProcessView(msgspec.Struct, frozen=True):

@@ -101,7 +101,7 @@ async def test_every_documented_error_has_the_shape_of_its_path(tmp_path):
             replies = {int(status): reply for status, reply in operation["responses"].items()}
             errors = {status: reply for status, reply in replies.items() if status >= 400}
             assert {401, 403, 503} <= set(errors), (method, path)
-            shape = "Problem" if path.startswith("/admin") else "OpenAIError"
+            shape = "Problem" if path.startswith(("/admin", "/metrics")) else "OpenAIError"
             for status, reply in errors.items():
                 schema = reply["content"]["application/json"]["schema"]
                 assert schema == {"$ref": f"#/components/schemas/{shape}"}, (method, path, status)
