@@ -59,7 +59,7 @@ FULL = Plan(
     LLAMA_3_8B, 2, torch.bfloat16, (1, 2, 4, 8, 16, 32, 64, 128, 256), 512, (1, 4, 16, 64),
     (8, 16, 64, 128), 64, 16, 8, 128, 32, 300,
 )  # fmt: skip
-SMALL = Plan(TINY, 2, torch.bfloat16, (1, 2), 48, (1, 2), (4, 8), 2, 2, 2, 5, 2, 4)
+SMALL = Plan(TINY, 2, torch.bfloat16, (2,), 48, (2,), (4,), 2, 2, 2, 5, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
