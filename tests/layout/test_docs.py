@@ -21,7 +21,8 @@ ROOTS = (
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 COMMAND = re.compile(
-    r"\bloraplex ((?:serve|demo|tenants(?: quota| sources)?|keys|adapters|db)(?: [a-z]+)?)((?: [^`\n|]*)?)"
+    r"\bloraplex ((?:serve|demo|tenants(?: quota| sources)?|keys|adapters|db)(?: [a-z]+)?)"
+    r"((?: [^`\n|]*)?)"
 )
 MODULE_FOLDERS = ("adapter_store", "engine", "lora_kernels", "platform/loraplex", "migrations")
 
