@@ -1,7 +1,6 @@
 """`GET /v1/models` and `/v1/models/{model}`: what a tenant may call."""
 
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -56,12 +55,12 @@ class ModelsController(Controller):
     @get("/{model:path}", operation_id=operation("getModel"), responses=_ERRORS)
     async def show(
         self,
-        model: FromPath[Path],
+        model: FromPath[str],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
     ) -> Model:
         """Describe a model by any string that requests may use for it."""
-        asked = str(model).removeprefix("/")
+        asked = model.removeprefix("/")
         target = await resolve_target(services, tenant, asked)
         if target.adapter is None:
             return _base(asked, services)
