@@ -68,6 +68,8 @@ class Limits:
 
     preemptions_per_request: float = 0.1
     min_preemptions: int = 5
+    full_kv_share: float = 0.5
+    """Below, on average, it is not for blocks that sequences are preempted."""
     stall_ratio: float = 5.0
     """Longest gap (p95) over the median time per token."""
     stall_seconds: float = 0.25
@@ -143,13 +145,22 @@ def preemption_thrash(
         return None
     kv_share = _mean(intervals, "kv_share")
     seconds = sum(part.seconds for part in intervals)
+    what, change = (
+        "KV memory runs out",
+        "Give the KV pool more memory (num_kv_blocks, gpu_memory_utilization), or lower "
+        "max_num_seqs or max_model_len.",
+    )
+    if kv_share < limits.full_kv_share:
+        what, change = (
+            "Adapters take turns in too few slots",
+            "Raise max_loras (and lora_pool_rows), or pin the adapters that most requests use.",
+        )
     return Finding(
         kind="preemption_thrash",
         severity="critical" if per_request >= 5 * limits.preemptions_per_request else "warning",
-        what=f"KV memory runs out: {preemptions} preemptions over {requests} requests, each of "
+        what=f"{what}: {preemptions} preemptions over {requests} requests, each of "
         "which computes a prefill once more.",
-        change="Give the KV pool more memory (num_kv_blocks, gpu_memory_utilization), or lower "
-        "max_num_seqs or max_model_len.",
+        change=change,
         figures=(
             Figure("preemptions a request", per_request, "ratio", limits.preemptions_per_request),
             Figure("preemptions", preemptions, "count", limits.min_preemptions),

@@ -46,6 +46,13 @@ def test_preemption_thrash():
     assert engine_findings([replace(thrashing, preemptions=80)])[0].severity == "critical"
 
 
+def test_preemptions_while_blocks_are_free_are_for_slots():
+    [found] = engine_findings([replace(HEALTHY, preemptions=30, kv_share=0.01)])
+    assert found.kind == "preemption_thrash"
+    assert "slots" in found.what and "max_loras" in found.change
+    assert "KV memory" not in found.what
+
+
 def test_decode_stalls():
     stalled = replace(HEALTHY, token_gap_p95=0.4)
     [found] = engine_findings([stalled])

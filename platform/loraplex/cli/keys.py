@@ -8,7 +8,7 @@ import click
 from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_api
 
-SCOPES = ["inference", "tenant"]
+SCOPES = ["inference", "tenant", "metrics"]
 
 
 @click.group()

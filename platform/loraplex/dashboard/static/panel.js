@@ -56,6 +56,10 @@ export function Freshness({ data }) {
     return html`<p class="notice bad" role="status">
       ${problem(data.error)} The figures end at ${format.time(window.end)}.</p>`;
   }
+  if (!window.complete_until) {
+    return html`<p class="notice warn" role="status">The recorder has written nothing
+      since the service started.</p>`;
+  }
   const behind = window.end - window.complete_until;
   if (behind > Math.max(30, 3 * window.step_seconds)) {
     return html`<p class="notice warn" role="status">

@@ -103,8 +103,8 @@ function bannerText({ state, since, live }) {
     return `Connected, but nothing new has come since ${from}. The figures may be old.`;
   }
   if (live && !live.engine_up) {
-    const heard = format.time(live.at);
-    return `The engine does not answer; it was last heard at ${heard}. Calls get 503 until it is back.`;
+    const heard = live.at ? `; it was last heard at ${format.time(live.at)}` : "";
+    return `The engine does not answer${heard}. Calls get 503 until it is back.`;
   }
   return null;
 }
