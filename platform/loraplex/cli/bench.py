@@ -200,8 +200,13 @@ async def _first_model(base_url: str, key: str | None, silence: float) -> str:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         async with open_client(base_url, headers, silence) as http:
-            response = (await http.get("models")).raise_for_status()
-            return str(response.json()["data"][0]["id"])
+            response = await http.get("models")
+            if response.status_code in {401, 403}:
+                raise click.ClickException(
+                    f"{base_url}models answers {response.status_code}: give --api-key a key that "
+                    "may call models (a tenant's with the scope inference), or give --model"
+                )
+            return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise click.ClickException(f"{base_url}models names no model: {error}") from error
 
