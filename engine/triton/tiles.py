@@ -54,7 +54,7 @@ def table_of(architecture: int) -> int:
 def attention_tile(
     kind: Kind, group: int, head_dim: int, dtype: torch.dtype, architecture: int
 ) -> AttentionTile:
-    """The tile for `group` query heads a KV head, of `head_dim` channels.
+    """The tile for `group` query heads a KV head, of `head_dim` channels; `dtype` is the keys'.
 
     Raises ValueError for heads or groups that are too large.
     """
@@ -65,6 +65,9 @@ def attention_tile(
     table = table_of(architecture)
     narrow, wide = (_FLOAT if dtype is torch.float32 else _HALF[table])[kind]
     tile = wide if head_dim > _NARROW else narrow
+    if kind == "decode" and dtype is torch.uint8:
+        # Floats made of bytes stand beside them in registers: of whole tiles, some would spill.
+        tile = replace(tile, positions=tile.positions // 2)
     return replace(tile, rows=max(tile.rows, 1 << (group - 1).bit_length()))
 
 

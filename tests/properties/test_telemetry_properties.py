@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from engine.telemetry.records import GetTelemetry, RequestRecord
-from tests.properties.test_scheduler_properties import SETTINGS, EngineMachine
+from tests.properties.test_scheduler_properties import SETTINGS, EngineMachine, Overlap
 
 LONGEST_TIMELINE = 33
 
@@ -76,6 +76,10 @@ class WatchedStaticMachine(WatchedMachine):
     policy = "static"
 
 
+class WatchedEarlyMachine(WatchedMachine):
+    overlap: Overlap | None = "early"
+
+
 FEW = settings(SETTINGS, max_examples=15)
 
 
@@ -85,3 +89,7 @@ def test_records_tell_what_happened():
 
 def test_records_of_static_batches_tell_what_happened():
     run_state_machine_as_test(WatchedStaticMachine, settings=FEW)
+
+
+def test_records_of_steps_planned_ahead_tell_what_happened():
+    run_state_machine_as_test(WatchedEarlyMachine, settings=FEW)
