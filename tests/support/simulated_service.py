@@ -43,7 +43,7 @@ class Weights(str):
 
 
 class Runner(MemoryRunner):
-    """Takes simulated time, and remembers no batches."""
+    """Takes simulated time, and remembers neither batches nor requests."""
 
     def __init__(self, config: SchedulerConfig, simulation: "Simulation") -> None:
         super().__init__(config)
@@ -53,6 +53,7 @@ class Runner(MemoryRunner):
         self._simulation.clock.now += self._simulation.step_seconds
         result = super().execute(batch)
         self.batches.clear()
+        self._owners.clear()
         return result
 
 
