@@ -81,6 +81,8 @@ class AdapterTable:
             self._places[key].traffic += num_tokens
         if now >= self._reviewed_at + REVIEW_SECONDS:
             self.review(now)
+            if key not in self._places:  # any more: what is counted there would be lost
+                return self._other
         return totals
 
     def forget(self, tenant: str, adapter: str | None, now: float) -> None:
@@ -116,7 +118,6 @@ class AdapterTable:
                 if traffic <= PROMOTION * self._places[least].traffic:
                     return
                 self._unseat(least)
-            del self._candidates[key]
             self._seat(key, traffic, now)
 
     @property
@@ -133,6 +134,7 @@ class AdapterTable:
         return any(arrived <= self._forgotten.get(key, -1.0) for key in keys)
 
     def _seat(self, key: _Key, traffic: float, now: float) -> _Place:
+        self._candidates.pop(key, None)
         place = self._places[key] = _Place(new_totals(*key), traffic, now)
         return place
 

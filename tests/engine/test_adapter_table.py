@@ -88,7 +88,28 @@ def test_an_adapter_that_nobody_uses_gives_its_place_up():
     assert named(table) == [("t", "b")]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_request_whose_adapter_loses_its_place_meanwhile_is_counted_all_the_same():
+    table = AdapterTable(1, now=0.0)
+    count(table, record("t", "a", 1))
+    for _ in range(3):
+        count(table, record("t", "b"))
+    count(table, record("t", "a", 1), now=REVIEW_SECONDS)
+    assert named(table) == [("t", "b")]
+    assert table.other.requests == {"stop": 5}
+
+
+def test_one_that_comes_into_a_free_place_is_no_candidate_for_another():
+    table = AdapterTable(1, now=0.0)
+    count(table, record("t", "a"))
+    count(table, record("t", "b"))
+    table.forget("t", "a", now=1.0)
+    for _ in range(2):
+        count(table, record("t", "b"), now=REVIEW_SECONDS)
+    assert named(table) == [("t", "b")]
+    assert sum(t.requests["stop"] for t in table.all()) == 4
+
+
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_happens_the_sums_are_those_of_all_requests(data: st.DataObject):
     table = AdapterTable(data.draw(st.integers(0, 4)), now=0.0)
