@@ -13,8 +13,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -219,12 +220,12 @@ def _peers(bench: Bench, plan: Plan, clock: Clock, notes: list[str]) -> Iterator
     rank = min(16, max(plan.ranks))
     bench.fill_slots(plan.peer_adapters, rank)
     model = transformers_model(bench.weights, dtype=bench.dtype, device=bench.device)
-    peft: Callable[[], float] = lambda: peft_tokens_per_second(  # noqa: E731
-        model, prompts, num_adapters=plan.peer_adapters, rank=rank, new_tokens=new_tokens,
-        wait=clock.wait,
+    peft = partial(
+        peft_tokens_per_second, model, prompts, num_adapters=plan.peer_adapters, rank=rank,
+        new_tokens=new_tokens, wait=clock.wait,
     )  # fmt: skip
-    batching: Callable[[], float] = lambda: continuous_tokens_per_second(  # noqa: E731
-        model, prompts, new_tokens=new_tokens, wait=clock.wait
+    batching = partial(
+        continuous_tokens_per_second, model, prompts, new_tokens=new_tokens, wait=clock.wait
     )
     peers = {"PEFT adapter_names": (peft, True), "transformers batching": (batching, False)}
     for name, (measure, has_adapters) in peers.items():

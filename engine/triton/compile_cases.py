@@ -1,5 +1,6 @@
 """What the ahead-of-time report compiles: launches of every kernel, tile, dtype and feature."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ _ROWS, _HIDDEN, _VOCAB = 16, 4096, 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(ABC):
     """Launches to compile, by what they are for."""
 
     name: str
@@ -37,9 +38,9 @@ class Case:
         """Of the model."""
         return DTYPES[self.dtype]
 
+    @abstractmethod
     def calls(self, architecture: int) -> Iterator[KernelCall]:
         """The launches on an architecture."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

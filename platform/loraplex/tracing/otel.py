@@ -7,7 +7,6 @@ back with its reply. Spans leave in batches, on a thread.
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 import structlog
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -24,7 +23,7 @@ from loraplex.tracing.tracing import CallReport
 TRACE_HEADER = b"x-loraplex-trace-id"
 _PROPAGATED = (b"traceparent", b"tracestate", b"baggage")
 _UNTRACED = "/health"
-_FLUSH_MS = 3000
+_CLOSE_SECONDS = 3.0
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
@@ -36,7 +35,8 @@ class OtelTracing:
         resource = Resource.create({} if named else {"service.name": "loraplex"})
         # A provider of our own, not the process's: nothing else here is to find it.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._exporter = OTLPSpanExporter()
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("loraplex")
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
@@ -71,10 +71,10 @@ class OtelTracing:
             part.end(_ns(began))
 
     async def close(self) -> None:
-        """Send what is left."""
-        with suppress(Exception):
-            await asyncio.to_thread(self._provider.force_flush, _FLUSH_MS)
+        """Send what is left; a collector that is away is not tried again for long."""
+        give_up = asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._exporter.shutdown)
         await asyncio.to_thread(self._provider.shutdown)
+        give_up.cancel()
 
     async def _trace_request(
         self, app: ASGIApp, scope: HTTPScope, receive: Receive, send: Send
