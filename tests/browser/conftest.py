@@ -27,13 +27,14 @@ SIZES: dict[str, ViewportSize] = {
 Scheme = Literal["light", "dark"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Generator[Playwright]:
+    """Playwright's driver, stopped before another file's tests: while it is, a loop runs in this thread."""
     with sync_playwright() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Generator[Browser]:
     try:
         chromium = find_chromium(Path(playwright.chromium.executable_path))
