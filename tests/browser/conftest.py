@@ -29,7 +29,7 @@ Scheme = Literal["light", "dark"]
 
 @pytest.fixture(scope="module")
 def playwright() -> Generator[Playwright]:
-    """Playwright's driver, stopped before another file's tests: while it is, a loop runs in this thread."""
+    """Playwright's driver: it runs a loop in this thread, so it ends before other files' tests."""
     with sync_playwright() as running:
         yield running
 
