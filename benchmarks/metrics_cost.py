@@ -7,69 +7,31 @@ recorder of the engine cannot be taken out of a service, so what it adds is meas
 the step loop without a model, and is part of both. The whole has to stay below 2%.
 """
 
-import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
-
 from benchmarks.recording import recording_seconds_per_token
 from benchmarks.serving.figures import machine, markdown, write_json
-from benchmarks.serving.load import run_mix, warm_up
+from benchmarks.serving.intervals import Interval, added, interval
+from benchmarks.serving.load import warm_up
 from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.ours import OurService, our_service
+from benchmarks.serving.passes import cpu_seconds_per_token
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 from benchmarks.watchers import Seen, watching
 
 BAR = 0.02
 MIX = "mix8"
 SLOTS = 8
-# Student's t, two-sided 95%, by degrees of freedom.
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with its 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2%} ({self.low:+.2%} to {self.high:+.2%})"
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Of values that are about normal; at least two."""
-    mean = statistics.mean(values)
-    degrees = len(values) - 1
-    t = _T95[degrees - 1] if degrees <= len(_T95) else 2.1
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
-
-
-def cpu_seconds(service: OurService) -> float:
-    """Of all processes of the service so far."""
-    root = psutil.Process(service.service.process.pid)
-    return sum(sum(process.cpu_times()[:2]) for process in (root, *root.children(recursive=True)))
-
-
-def seconds_per_token(service: OurService, loops: int) -> float:
-    """CPU seconds of the service for an output token, over one pass."""
-    before = cpu_seconds(service)
-    result = run_mix(service.url, MIX, key=service.key, loops=loops)
-    return (cpu_seconds(service) - before) / result.tokens
 
 
 def watched_seconds_per_token(service: OurService, loops: int) -> tuple[float, Seen]:
     """The same, watched."""
     with watching(service.service.url, service.service.admin_key) as seen:
-        taken = seconds_per_token(service, loops)
+        taken = cpu_seconds_per_token(service, MIX, loops)
     if seen.errors or not seen.events or not seen.pages:
         raise RuntimeError(f"the watchers did not see what they should: {seen}")
     return taken, seen
@@ -97,14 +59,14 @@ def main() -> None:
                         taken, seen = watched_seconds_per_token(service, options.loops)
                         watched.append(taken)
                     else:
-                        quiet.append(seconds_per_token(service, options.loops))
+                        quiet.append(cpu_seconds_per_token(service, MIX, options.loops))
                 print(
                     f"pair {number + 1}: {1e3 * quiet[-1]:.3f} ms a token, watched "
                     f"{1e3 * watched[-1]:.3f}",
                     flush=True,
                 )
     recording = recording_seconds_per_token()
-    readers = interval([a / b - 1.0 for a, b in zip(watched, quiet, strict=True)])
+    readers = added(watched, quiet)
     whole = statistics.mean(quiet)
     engine = interval([seconds / (whole - seconds) for seconds in recording])
     total = Interval(

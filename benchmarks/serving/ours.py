@@ -77,6 +77,12 @@ class OurService:
         stats = self.stats()
         return Usage(engine, api, stats["steps"], stats["output_tokens"])
 
+    def cpu_seconds(self) -> float:
+        """Of all processes of the service so far, those that ended apart."""
+        root = psutil.Process(self.service.process.pid)
+        processes = (root, *root.children(recursive=True))
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
     def memory(self, field: str, name: str = "engine") -> int:
         """Bytes of a process by a field of its `/proc/PID/status`: `RssAnon` is what it holds
         apart from mapped files, `VmHWM` its peak."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.serving.figures import over_passes, percentile
 from benchmarks.serving.load import Result, run_mix
-from benchmarks.serving.ours import Usage
+from benchmarks.serving.ours import OurService, Usage
 
 COLUMNS = (
     "system, traffic", "tokens/s", "TTFT mean s", "p50", "p99", "ms a token", "p99", "gap p99 ms",
@@ -103,3 +103,10 @@ def ratio(
 def throughput(result: Result) -> float:
     """Output tokens a second."""
     return result.tokens_per_second
+
+
+def cpu_seconds_per_token(service: OurService, mix: str, loops: int) -> float:
+    """CPU seconds of a service's processes for an output token, over one pass of its own."""
+    before = service.cpu_seconds()
+    result = run_mix(service.url, mix, key=service.key, loops=loops)
+    return (service.cpu_seconds() - before) / result.tokens
