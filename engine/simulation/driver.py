@@ -119,6 +119,7 @@ class Simulation:
         self._follow_up = follow_up
         self._after_step = after_step
         self._on_finish = on_finish
+        self._listeners: list[Callable[[RequestRecord], None]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
         self._order = itertools.count()
         self._num_unfinished = 0
@@ -149,6 +150,10 @@ class Simulation:
     def at(self, at: float, action: Callable[[], None]) -> None:
         """Anything else, between two steps."""
         heappush(self._events, (at, next(self._order), action))
+
+    def listen(self, on_end: Callable[[RequestRecord], None]) -> None:
+        """Be told of each request that is over from now on."""
+        self._listeners.append(on_end)
 
     # -- time
 
@@ -268,6 +273,8 @@ class Simulation:
         record.finished = now
         record.finish_reason = reason
         self._num_unfinished -= 1
+        for on_end in self._listeners:
+            on_end(record)
         if self._on_finish is not None:
             del self.records[record.request.request_id]
             self._on_finish(record)

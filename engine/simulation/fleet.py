@@ -13,12 +13,15 @@ from multiprocessing.connection import Connection, wait
 
 from engine.simulation.driver import Simulation
 from engine.simulation.fleet_figures import FleetFigures
+from engine.simulation.intervals import Sighting
 from engine.simulation.routing import Routing, make_route
 from engine.simulation.study import NamedPolicy, Study
 from engine.simulation.workload import Drawn
 
 WINDOW = 2000
 """Requests that are sent before replicas go on: what memory holds of the future."""
+WATCHED = 0.95
+"""Of the time that arrivals take on average: alerts are for an engine to which more comes."""
 OnProgress = Callable[[int], None]
 """Is told how many requests have been sent."""
 
@@ -90,6 +93,11 @@ def simulate_part(
         number: study.replica(fleet.policy, partial(figures.take, number))
         for number in range(part, fleet.num_replicas, num_parts)
     }
+    expected = study.num_requests / fleet.rate
+    watches = {
+        number: study.watch(replica, study.warm_up * expected, WATCHED * expected)
+        for number, replica in replicas.items()
+    }
     route = make_route(fleet.routing, fleet.num_replicas)
     sent = 0
     for window in _windows(study.traffic(fleet.rate).draws(fleet.seed)):
@@ -98,17 +106,18 @@ def simulate_part(
             replica = replicas.get(route(drawn.at, drawn.adapter, tokens))
             if replica is not None:
                 replica.send(drawn.at, drawn.request())
-        for replica in replicas.values():
-            replica.advance(window[-1].at)
+        for watch in watches.values():
+            watch.advance(window[-1].at)
         sent += len(window)
         on_progress(sent)
-    for replica in replicas.values():
-        _finish(replica, figures)
+    for number, watch in watches.items():
+        watch.advance()
+        figures.sightings += [Sighting(found, number) for found in watch.findings()]
+        _add_totals(replicas[number], figures)
     return figures
 
 
-def _finish(replica: Simulation, figures: FleetFigures) -> None:
-    replica.advance()
+def _add_totals(replica: Simulation, figures: FleetFigures) -> None:
     report = replica.report()
     figures.use.merge(report.use)
     figures.num_preemptions += report.num_preemptions

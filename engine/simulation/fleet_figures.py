@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.simulation.figures import Figures, Slo
+from engine.simulation.intervals import Sighting
 from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.record import RequestRecord
 from engine.simulation.use import UseMeter
@@ -56,6 +57,8 @@ class FleetFigures:
     num_loads: int = 0
     num_installs: int = 0
     num_rows: int = 0
+    sightings: list[Sighting] = field(default_factory=list[Sighting])
+    """What the service's alerts would say of the replicas."""
 
     def take(self, replica: int, record: RequestRecord) -> None:
         """A request is over."""
@@ -100,6 +103,7 @@ class FleetFigures:
         self.last_end = max(self.last_end, other.last_end)
         for name in ("ttft", "tpot", "gap", "queue", "use"):
             getattr(self, name).merge(getattr(other, name))
+        self.sightings += other.sightings
         add_seconds(self.queue_seconds, other.queue_seconds)
         add_seconds(self.tenants, other.tenants)
         for adapter, tally in other.adapters.items():

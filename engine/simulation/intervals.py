@@ -1,12 +1,13 @@
 """A simulated engine as the service's alerts see a real one: sums over consecutive intervals."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, field
 
+from engine.messages import EngineStats
 from engine.simulation.driver import Simulation
-from engine.simulation.record import RequestRecord, percentile
+from engine.simulation.log_histogram import LogHistogram
+from engine.simulation.record import RequestRecord
 from engine.telemetry.alerts import (
     AdapterInterval,
     Finding,
@@ -15,80 +16,154 @@ from engine.telemetry.alerts import (
     engine_findings,
 )
 
+NUM_INTERVALS = 4
 SAMPLES = 10
 """Looks at what runs and waits, in an interval."""
+ENDS_BY_ITSELF = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What was counted; the oldest interval first."""
+class Sighting:
+    """What an alert of the service says of a simulated engine."""
 
-    intervals: Sequence[Interval]
-    adapters: Sequence[AdapterInterval]
-    """Over all intervals together."""
+    finding: Finding
+    replica: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The interval that is counted."""
+
+    begun: float
+    before: EngineStats
+    requests: int = 0
+    prefill_tokens: int = 0
+    running: int = 0
+    """Sums over the samples; so with the next two."""
+    waiting: int = 0
+    kv_blocks: int = 0
+    token_time: LogHistogram = field(default_factory=LogHistogram)
+    gap: LogHistogram = field(default_factory=LogHistogram)
+
+    def take(self, record: RequestRecord) -> None:
+        self.requests += 1
+        self.prefill_tokens += len(record.request.prompt_token_ids)
+        times = record.token_times
+        if len(times) > 1:
+            self.token_time.add((times[-1] - times[0]) / (len(times) - 1))
+            self.gap.add(max(record.gaps))
+
+    def sample(self, stats: EngineStats) -> None:
+        self.running += stats.running
+        self.waiting += stats.waiting
+        self.kv_blocks += stats.kv_blocks_used
+
+    def close(self, now: float, stats: EngineStats) -> Interval:
+        has_tokens = self.token_time.count > 0
+        return Interval(
+            seconds=now - self.begun,
+            requests=self.requests,
+            output_tokens=stats.output_tokens - self.before.output_tokens,
+            preemptions=stats.preemptions - self.before.preemptions,
+            running=self.running / SAMPLES,
+            waiting=self.waiting / SAMPLES,
+            kv_share=self.kv_blocks / SAMPLES / stats.kv_blocks_total,
+            token_time_p50=self.token_time.quantile(0.5) if has_tokens else None,
+            token_gap_p95=self.gap.quantile(0.95) if has_tokens else None,
+            prefill_tokens=self.prefill_tokens,
+        )
+
+
+@dataclass(slots=True)
+class _Adapter:
+    requests: int = 0
+    stop: int = 0
+    length: int = 0
+    queue: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds by cause."""
+
+    def take(self, record: RequestRecord, reply_limit: float) -> None:
+        self.requests += 1
+        for cause, seconds in record.queue.items():
+            self.queue[cause] = self.queue.get(cause, 0.0) + seconds
+        asked = record.request.sampling.max_tokens
+        is_whole = record.num_output_tokens == asked < reply_limit
+        self.stop += record.finish_reason == "stop" or is_whole
+        self.length += record.finish_reason == "length" and not is_whole
+
+
+class AlertWatch:
+    """Counts an engine over `count` intervals of `seconds` in all, from `begins` on.
+
+    `reply_limit` is what clients allow a reply: one that was drawn shorter counts as ended by
+    itself where it ends. By default none is, and what the engine says counts. Memory does not grow
+    with the number of requests.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        *,
+        begins: float,
+        seconds: float,
+        count: int = NUM_INTERVALS,
+        reply_limit: float = 0.0,
+    ) -> None:
+        self._simulation = simulation
+        self._reply_limit = reply_limit
+        num_samples = count * SAMPLES if seconds > 0 else -1
+        self._looks = [begins + seconds * n / num_samples for n in range(num_samples + 1)]
+        self._num_looks = 0
+        self._part: _Part | None = None
+        self._intervals: list[Interval] = []
+        self._adapters: dict[tuple[str, str], _Adapter] = {}
+        self._installed = Counter[str]()
+        """Before the first interval."""
+        self._loads = Counter[str]()
+        """Since then."""
+        simulation.listen(self._take)
+
+    def advance(self, until: float | None = None) -> None:
+        """Let the engine go on until everything is over, or time is `until`."""
+        while self._num_looks < len(self._looks):
+            at = self._looks[self._num_looks]
+            if until is not None and at > until:
+                break
+            self._simulation.advance(at)
+            self._look(max(at, self._simulation.clock.now))
+        self._simulation.advance(until)
 
     def findings(self) -> list[Finding]:
-        """What is wrong with it, by the rules of the service."""
-        return [*engine_findings(self.intervals), *adapter_findings(self.adapters)]
-
-
-def observe(simulation: Simulation, seconds: float, count: int) -> Observed:
-    """Go on for `count` intervals of so many simulated seconds."""
-    begun = simulation.clock.now
-    parts: list[Interval] = []
-    for _ in range(count):
-        parts.append(_interval(simulation, seconds))
-    ended = [r for r in simulation.records.values() if _ended_in(r, begun, simulation.clock.now)]
-    return Observed(parts, _adapters(ended, simulation.runner.installs))
-
-
-def _interval(simulation: Simulation, seconds: float) -> Interval:
-    begun, core = simulation.clock.now, simulation.core
-    preemptions, steps = core.stats().preemptions, []
-    for part in range(1, SAMPLES + 1):
-        simulation.advance(begun + seconds * part / SAMPLES)
-        steps.append(core.stats())
-    now = simulation.clock.now
-    ended = [r for r in simulation.records.values() if _ended_in(r, begun, now)]
-    times = [(r.token_times[-1] - r.token_times[0]) / (len(r.token_times) - 1)
-             for r in ended if len(r.token_times) > 1]  # fmt: skip
-    gaps = [max(r.gaps) for r in ended if r.gaps]
-    tokens = [at for r in simulation.records.values() for at in r.token_times if begun < at <= now]
-    return Interval(
-        seconds=now - begun,
-        requests=len(ended),
-        output_tokens=len(tokens),
-        preemptions=steps[-1].preemptions - preemptions,
-        running=fmean(stats.running for stats in steps),
-        waiting=fmean(stats.waiting for stats in steps),
-        kv_share=fmean(stats.kv_blocks_used / stats.kv_blocks_total for stats in steps),
-        token_time_p50=median(times) if times else None,
-        token_gap_p95=percentile(gaps, 95) if gaps else None,
-        prefill_tokens=sum(len(r.request.prompt_token_ids) for r in ended),
-    )
-
-
-def _adapters(ended: Sequence[RequestRecord], installs: Counter[str]) -> list[AdapterInterval]:
-    by_adapter: dict[tuple[str, str], list[RequestRecord]] = {}
-    for record in ended:
-        if record.request.adapter is not None:
-            key = record.request.tenant, record.request.adapter
-            by_adapter.setdefault(key, []).append(record)
-    found: list[AdapterInterval] = []
-    for (tenant, adapter), records in by_adapter.items():
-        queue = Counter[str]()
-        for record in records:
-            queue.update(record.queue)
-        reasons = Counter(record.finish_reason for record in records)
-        found.append(
+        """What is wrong with the engine and its adapters, by the rules of the service."""
+        adapters = [
             AdapterInterval(
-                tenant=tenant, adapter=adapter, requests=len(records), stop=reasons["stop"],
-                length=reasons["length"], queue=dict(queue), loads=installs[adapter],
-                queue_p95=percentile([sum(r.queue.values()) for r in records], 95),
+                tenant=tenant, adapter=adapter, requests=seen.requests, stop=seen.stop,
+                length=seen.length, queue=seen.queue, loads=self._loads[adapter],
             )
-        )  # fmt: skip
-    return found
+            for (tenant, adapter), seen in self._adapters.items()
+        ]  # fmt: skip
+        return [*engine_findings(self._intervals), *adapter_findings(adapters)]
 
+    def _look(self, now: float) -> None:
+        stats = self._simulation.core.stats()
+        self._num_looks += 1
+        if self._part is None:
+            self._part = _Part(now, stats)
+            self._installed = Counter(self._simulation.runner.installs)
+            return
+        self._part.sample(stats)
+        if (self._num_looks - 1) % SAMPLES:
+            return
+        self._intervals.append(self._part.close(now, stats))
+        self._loads = self._simulation.runner.installs - self._installed
+        self._part = _Part(now, stats) if self._num_looks < len(self._looks) else None
 
-def _ended_in(record: RequestRecord, begun: float, now: float) -> bool:
-    return record.finished is not None and begun < record.finished <= now
+    def _take(self, record: RequestRecord) -> None:
+        if self._part is None:
+            return
+        self._part.take(record)
+        request = record.request
+        if request.adapter is None:
+            return
+        key = request.tenant, request.adapter
+        self._adapters.setdefault(key, _Adapter()).take(record, self._reply_limit)

@@ -65,6 +65,18 @@ class EmpiricalLength:
         return random.choice(self.lengths)
 
 
+@dataclass(frozen=True, slots=True)
+class CappedLength:
+    """As others draw it, and no longer than this."""
+
+    lengths: Lengths
+    longest: int
+
+    def draw(self, random: Random) -> int:
+        """See `Lengths`."""
+        return min(self.longest, self.lengths.draw(random))
+
+
 def mean_longest(lengths: Lengths, width: int, random: Random, num_batches: int = 2000) -> float:
     """E[the longest of `width` lengths], by Monte Carlo."""
     longest = (max(lengths.draw(random) for _ in range(width)) for _ in range(num_batches))

@@ -87,6 +87,8 @@ class Plan:
     kv_blocks: int
     """Of a replica: what there is room for beside weights and slots."""
     meets_slo: bool
+    burst_rate: float
+    """Requests a second that a replica gets through when all come at once."""
     operating: Trial
     """The rate at which a replica does most good."""
     expected: Trial
@@ -150,6 +152,7 @@ def plan(demand: Demand, run: Try) -> Plan:
         max_loras=sizing.max_loras,
         kv_blocks=replace(demand.study, max_loras=sizing.max_loras).kv_blocks,
         meets_slo=expected.figures.goodput >= demand.share,
+        burst_rate=most,
         operating=operating,
         expected=expected,
         by_load=by_load,

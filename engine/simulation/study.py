@@ -15,7 +15,8 @@ from engine.simulation.arrivals import bursty, gamma
 from engine.simulation.driver import Simulation
 from engine.simulation.figures import AdapterWait, Figures, Slo, adapter_waits, figures
 from engine.simulation.fitted import FittedStepTime, StepModel
-from engine.simulation.lengths import Lengths
+from engine.simulation.intervals import ENDS_BY_ITSELF, AlertWatch, Sighting
+from engine.simulation.lengths import CappedLength, Lengths
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.popularity import Popularity
 from engine.simulation.record import RequestRecord
@@ -51,6 +52,8 @@ class Study:
     gpu: Gpu
     prompts: Lengths
     outputs: Lengths
+    max_tokens: int | None = None
+    """What clients allow a reply; None: each ends by itself, where its drawn length says."""
     num_requests: int = 1500
     max_model_len: int = 10_240
     num_kv_blocks: int | None = None
@@ -128,6 +131,15 @@ class Study:
             order=self.order,
         )
 
+    def watch(self, replica: Simulation, begins: float, ends: float) -> AlertWatch:
+        """What the service's alerts would say of a replica between these times."""
+        return AlertWatch(
+            replica,
+            begins=begins,
+            seconds=ends - begins,
+            reply_limit=self.max_tokens or ENDS_BY_ITSELF,
+        )
+
     def traffic(self, rate: float) -> Traffic:
         """What is sent, unless a trace is, at so many requests a second."""
         variation = self.variation
@@ -136,7 +148,7 @@ class Study:
                 bursty(rate, random) if variation is None else gamma(rate, variation, random)
             ),
             prompts=self.prompts,
-            outputs=self.outputs,
+            outputs=CappedLength(self.outputs, cap) if (cap := self.max_tokens) else self.outputs,
             num_requests=self.num_requests,
             popularity=self.popularity,
             num_tenants=self.num_tenants,
@@ -158,11 +170,18 @@ class Row:
     figures: Figures
     adapters: tuple[AdapterWait, ...] = ()
     """Those that waited longest in all."""
+    num_replicas: int = 1
+    sightings: tuple[Sighting, ...] = ()
+    """What the service's alerts would say."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: flat."""
         row = dataclasses.asdict(self)
-        return row | row.pop("figures")
+        seen = [found["finding"] | {"replica": found["replica"]} for found in row.pop("sightings")]
+        return row | row.pop("figures") | {"findings": seen}
+
+
+Groups = dict[tuple[str, float], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +196,18 @@ class Spread:
 def simulate(study: Study, policy: NamedPolicy, rate: float, seed: int) -> Row:
     """One run. Raises ConfigError for what could not run."""
     simulation = study.replica(policy)
-    for at, request in study.requests(rate, seed):
+    arrivals = list(study.requests(rate, seed))
+    for at, request in arrivals:
         simulation.send(at, request)
+    times = [at for at, _ in arrivals[int(study.warm_up * len(arrivals)) :]] or [0.0]
+    watch = study.watch(simulation, times[0], times[-1])  # afterwards it is but emptied
+    watch.advance()
     service = 0.0 if study.step_model is None else study.step_model.service_seconds
-    report = simulation.run()
+    report = simulation.report()
     found = figures(report, study.slo, study.warm_up, service, study.kv_blocks)
     waits = adapter_waits(report, study.warm_up) if study.max_loras else ()
-    return Row(policy.name, policy.max_num_seqs, rate, seed, found, waits)
+    sightings = tuple(map(Sighting, watch.findings()))
+    return Row(policy.name, policy.max_num_seqs, rate, seed, found, waits, sightings=sightings)
 
 
 def run(
@@ -221,3 +245,11 @@ def spread(rows: Iterable[Row], value: Callable[[Row], float]) -> Spread:
     """Over these rows, of which there is at least one."""
     values = [value(row) for row in rows]
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+
+def grouped(rows: Sequence[Row]) -> Groups:
+    """By policy and rate, in the order in which they are first met."""
+    groups: Groups = {}
+    for row in rows:
+        groups.setdefault((row.policy, row.rate), []).append(row)
+    return groups

@@ -43,7 +43,11 @@ def test_a_plan_is_printed_and_written_with_its_price(tmp_path):
     assert document["meets_slo"] and document["expected"]["goodput"] >= 0.95
     assert {"queue_ms", "kv_blocks_peak", "ttft_p99_ms"} <= document["expected"].keys()
     assert f"{document['replicas']} x H100" in result.output
+    assert document["findings"] == [] and document["why"].keys() >= {"replicas", "max_loras"}
+    assert "the smallest whose goodput is within 0.005 of the best: 16 (" in result.output
+    assert result.output.count("operating point") >= 2 and "the demand  " in result.output
     text = page.read_text()
+    assert "because" in text and "The columns" in text
     assert text.count("<svg") >= 5 and "operating point" in text and "<script" not in text
 
 

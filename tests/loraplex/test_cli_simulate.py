@@ -12,6 +12,9 @@ from loraplex.cli import main
 SMALL = ["--requests", "30", "--prompts", "fixed:60", "--outputs", "lognormal:20:0.5:2:40",
          "--processes", "1"]  # fmt: skip
 
+TOO_MUCH = ["--prompts", "fixed:512", "--outputs", "fixed:64", "--policy", "chunked_512",
+            "--processes", "1"]  # fmt: skip
+
 
 def _simulate(*arguments):
     result = CliRunner().invoke(main, ["simulate", *map(str, arguments)])
@@ -67,6 +70,44 @@ def test_adapters_a_trace_and_a_model_folder_can_be_given(tmp_path):
                        "--policy", "chunked_512", "--json", file)  # fmt: skip
     assert result.exit_code == 0
     assert all(row["num_loads"] > 1 for row in json.loads(file.read_text())["rows"])
+
+
+def test_what_goes_wrong_is_said_in_text_rows_and_report_with_what_to_change(tmp_path):
+    file, page = tmp_path / "rows.json", tmp_path / "page.html"
+    files = ["--json", file, "--html", page]
+    result = _simulate(*TOO_MUCH, "--requests", 1000, "--rate", 100, "--seeds", 2, *files)
+    assert result.exit_code == 0, result.output
+    assert "queueing_collapse (critical, in 2 of 2 runs)" in result.output
+    assert "add another replica" in result.output and "add another replica" in page.read_text()
+    for row in json.loads(file.read_text())["rows"]:
+        assert [found["kind"] for found in row["findings"]] == ["queueing_collapse"]
+    result = _simulate(*SMALL, "--policy", "chunked_512", "--rate", 1, "--html", page)
+    assert "No alert of the service would sound." in result.output
+    assert "No alert of the service would sound." in page.read_text()
+
+
+def test_replies_that_clients_cut_are_no_ends_of_their_own(tmp_path):
+    arguments = ["--adapters", 2, "--requests", 60, "--rate", 4, "--prompts", "fixed:60",
+                 "--outputs", "fixed:300", "--policy", "chunked_512", "--seeds", 1,
+                 "--processes", 1]  # fmt: skip
+    assert "runaway_generation" not in _simulate(*arguments).output
+    assert (
+        "runaway_generation (warning, adapters a"
+        in _simulate(*arguments, "--max-tokens", 50).output
+    )
+
+
+def test_the_failure_modes_are_made_named_and_cured(tmp_path):
+    page = tmp_path / "page.html"
+    result = _simulate("--preset", "failures", "--processes", 2, "--html", page)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("sounds") == 5 and "STILL" not in result.output
+    assert "The failure modes, each by its alert" in page.read_text()
+
+
+def test_fleets_say_on_how_many_replicas_it_goes_wrong():
+    result = _simulate(*TOO_MUCH, "--requests", 2000, "--rate", 200, "--seeds", 1, "--replicas", 2)
+    assert "queueing_collapse (critical, in 2 of 2 replicas)" in result.output
 
 
 @pytest.mark.parametrize(

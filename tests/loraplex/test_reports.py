@@ -8,7 +8,16 @@ import pytest
 from loraplex.reports.axis import axis
 from loraplex.reports.chart import chart
 from loraplex.reports.html import render
-from loraplex.reports.plots import BarPlot, LinePlot, Point, Report, Section, Series, line_table
+from loraplex.reports.plots import (
+    BarPlot,
+    LinePlot,
+    Note,
+    Point,
+    Report,
+    Section,
+    Series,
+    line_table,
+)
 
 LINES = LinePlot(
     x_label="requests/s", y_label="tokens/s", marks=[(4, "best")],
@@ -68,3 +77,13 @@ def test_a_page_escapes_what_it_is_given_and_loads_nothing():
     assert "!!" not in page.replace("<b>", "!!")
     assert page.count("<svg") == 2 and "default-src 'none'" in page
     assert not re.search(r"(src|href|url\()=?[\"'(]?https?:", page)
+
+
+def test_notes_are_escaped_and_say_how_bad_they_are():
+    note = Note(
+        title="a<b", level="critical", source="<here>", text="x<y", advice="<do>",
+        figures=[("<n>", "1")],
+    )  # fmt: skip
+    page = render(Report(title="t", lead="l", sections=[Section(title="Alerts", notes=[note])]))
+    assert "var(--critical)" in page and "--critical:" in page
+    assert all(f"&lt;{word}" in page for word in ("b<b", "here", "y", "do", "n"))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from engine.simulation.plan import Demand, Plan, Setup, Trial, attempt, plan
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import like_trace, make_study, settings_of, study_options
 from loraplex.reports.html import render
-from loraplex.reports.of_plan import answers, plan_report, trial_table
+from loraplex.reports.of_plan import load_table, plan_report
+from loraplex.reports.plan_answers import answers, load_words
 
 
 @click.command("plan")
@@ -65,9 +67,9 @@ def plan_command(
         html_file.write_text(
             render(plan_report(demand, found, gpu_price, settings_of(demand.study)))
         )
-    print_table(["", ""], answers(demand, found, gpu_price))
-    click.echo("\nAt so much load")
-    table = trial_table([*found.by_load, found.expected])
+    print_table(["", "", "because"], answers(demand, found, gpu_price))
+    click.echo(f"\n{load_words(demand, found)}\n")
+    table = load_table(found)
     print_table(table.columns, table.rows)
     if not found.meets_slo:
         raise click.exceptions.Exit(1)
@@ -121,6 +123,12 @@ def _document(demand: Demand, found: Plan, gpu_price: float | None) -> dict[str,
         * demand.study.model.kv_bytes_per_token,
         "gpu_hours_per_million_output_tokens": hours,
         "cost_per_million_output_tokens": None if gpu_price is None else gpu_price * hours,
+        "burst_requests_per_second_per_replica": found.burst_rate,
+        "why": {line.label: line.why for line in answers(demand, found, gpu_price)},
+        "findings": [
+            asdict(seen.finding) | {"replica": seen.replica}
+            for seen in found.expected.figures.sightings
+        ],
         "operating_point": _row(found.operating),
         "expected": _row(found.expected),
         "by_load": [_row(trial) for trial in found.by_load],

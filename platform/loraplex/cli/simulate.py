@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,23 @@ from rich.progress import Progress, track
 
 from engine.simulation.fleet import Fleet, simulate_fleet
 from engine.simulation.routing import ROUTINGS, Routing
-from engine.simulation.study import POLICIES, NamedPolicy, Row, Study, run, run_jobs, spread
+from engine.simulation.study import (
+    POLICIES,
+    NamedPolicy,
+    Row,
+    Study,
+    grouped,
+    run,
+    run_jobs,
+    spread,
+)
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import make_study, settings_of, study_options
-from loraplex.reports.of_simulation import COLUMNS, cell, grouped
+from loraplex.reports.of_alerts import alert_lines, alerts, recognised_table
+from loraplex.reports.of_simulation import COLUMNS, cell
 
 if TYPE_CHECKING:
+    from engine.simulation.failure_modes import Recognised
     from engine.simulation.published import Comparison
 
 ENOUGH_SEEDS = 40
@@ -28,8 +39,9 @@ ENOUGH_SEEDS = 40
 @click.command()
 @click.option(
     "--preset",
-    type=click.Choice(["seeds"]),
-    help="Compare with published figures; other options count as far as they write files.",
+    type=click.Choice(["seeds", "failures"]),
+    help="seeds: compare with published figures. failures: make each failure mode, and its cure. "
+    "Other options count as far as they write files.",
 )
 @click.option(
     "--policy",
@@ -65,6 +77,10 @@ ENOUGH_SEEDS = 40
 )  # fmt: skip
 @click.option("--max-loras", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
+    "--max-tokens", type=click.IntRange(1),
+    help="What clients allow a reply; without, each ends by itself.",
+)  # fmt: skip
+@click.option(
     "--seeds",
     "num_seeds",
     type=click.IntRange(1),
@@ -75,28 +91,34 @@ ENOUGH_SEEDS = 40
 @study_options
 def simulate(
     *, preset: str | None, policies: Sequence[str], rates: Sequence[float], num_seeds: int,
-    num_replicas: int, routing: Routing, num_processes: int, json_file: Path | None,
-    html_file: Path | None, **options: Any,
+    num_replicas: int, routing: Routing, num_processes: int, max_tokens: int | None,
+    json_file: Path | None, html_file: Path | None, **options: Any,
 ) -> None:  # fmt: skip
     """Simulate policies on a GPU that need not be there.
 
     The scheduler is the one that serves; a step takes what the roofline says, or what a measured
     engine took. Figures are means over the seeds, with the standard deviation of single runs behind
-    ±; times in milliseconds.
+    ±; times in milliseconds. Below: what the alerts of the service would say.
     """
     from engine.errors import ConfigError
-    from engine.simulation import published
+    from engine.simulation import failure_modes, published
     from engine.simulation.workload import TraceError
 
     comparisons: list[Comparison] = []
+    recognised: list[Recognised] = []
     try:
-        if preset:
+        if preset == "failures":
+            study = failure_modes.STUDY
+            jobs = failure_modes.jobs()
+            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs))
+            recognised = failure_modes.recognise(rows)
+        elif preset:
             study = published.STUDY
             jobs = published.jobs(num_seeds, with_curves=html_file is not None)
             rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs))
             comparisons = published.compare(rows)
         else:
-            study = make_study(**options)
+            study = replace(make_study(**options), max_tokens=max_tokens)
             chosen = _policies(study, policies)
             if num_replicas == 1:
                 rows = _run(study, chosen, rates, num_seeds, num_processes)
@@ -117,8 +139,17 @@ def simulate(
         from loraplex.reports.html import render
         from loraplex.reports.of_simulation import simulation_report
 
-        html_file.write_text(render(simulation_report(rows, comparisons, settings_of(study))))
+        report = simulation_report(rows, comparisons, settings_of(study), recognised)
+        html_file.write_text(render(report))
     _print_rows(rows)
+    click.echo("\nAlerts")
+    click.echo("\n".join(alert_lines(alerts(rows))))
+    if recognised:
+        click.echo()
+        table = recognised_table(recognised)
+        print_table(table.columns, table.rows)
+        if not all(one.holds for one in recognised):
+            raise click.exceptions.Exit(1)
     if comparisons:
         click.echo()
         _print_comparisons(comparisons, num_seeds)
@@ -160,7 +191,12 @@ def _run_fleets(fleets: Sequence[Fleet], num_processes: int) -> list[Row]:
             )  # fmt: skip
             figures = found.as_figures(fleet.study.kv_blocks)
             width = fleet.policy.max_num_seqs
-            rows.append(Row(fleet.policy.name, width, fleet.rate, fleet.seed, figures))
+            rows.append(
+                Row(
+                    fleet.policy.name, width, fleet.rate, fleet.seed, figures,
+                    num_replicas=fleet.num_replicas, sightings=tuple(found.sightings),
+                )
+            )  # fmt: skip
     return rows
 
 

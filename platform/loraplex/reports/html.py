@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from loraplex.reports.chart import chart
-from loraplex.reports.plots import LinePlot, Report, Section, TextTable, line_table
+from loraplex.reports.plots import LinePlot, Note, Report, Section, TextTable, line_table
 
 STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--soft:#59636e;--edge:#d8dee4;
---card:#f6f8fa}
+--card:#f6f8fa;--warning:#9a6700;--critical:#c4262e}
 @media (prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--soft:#9198a1;
---edge:#30363d;--card:#161b22}}
+--edge:#30363d;--card:#161b22;--warning:#d29922;--critical:#ff7b72}}
 body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:44px 0 6px}
@@ -24,7 +24,16 @@ p{margin:0 0 12px;max-width:80ch}.soft{color:var(--soft)}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:5px 9px;border-bottom:1px solid var(--edge);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
-th:first-child,td:first-child{text-align:left}
+th:first-child,td:first-child,.prose th,.prose td{text-align:left}
+.prose td{white-space:normal;vertical-align:top}
+.notes{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:14px}
+.note{background:var(--card);border:1px solid var(--edge);border-left:4px solid var(--level);
+border-radius:8px;padding:12px 16px;break-inside:avoid}
+.note h3{font-size:16px;margin:0}.note h3 b{color:var(--level);font-size:12px;font-weight:600;
+text-transform:uppercase;letter-spacing:.04em;margin-left:8px}
+.note p{margin:6px 0}.note dl{display:grid;grid-template-columns:1fr auto;gap:2px 14px;
+margin:8px 0 0;font-size:13px;font-variant-numeric:tabular-nums}
+.note dt{color:var(--soft)}.note dd{margin:0;text-align:right}
 @media (max-width:900px){.pair{grid-template-columns:minmax(0,1fr)}}
 @media print{.pair{grid-template-columns:minmax(0,1fr)}h2,.pair{break-inside:avoid}}
 """
@@ -61,6 +70,9 @@ def _section(section: Section) -> Iterable[str]:
     yield f"<section><h2>{escape(section.title)}</h2>"
     if section.text:
         yield f"<p>{escape(section.text)}</p>"
+    if section.notes:
+        notes = "".join("".join(_note(note)) for note in section.notes)
+        yield f'<div class="notes">{notes}</div>'
     table = section.table
     if table is None and isinstance(section.plot, LinePlot):
         table = line_table(section.plot)
@@ -72,10 +84,22 @@ def _section(section: Section) -> Iterable[str]:
     yield "</section>"
 
 
+def _note(note: Note) -> Iterable[str]:
+    yield f'<article class="note" style="--level:var(--{note.level})">'
+    yield f"<h3>{escape(note.title)}<b>{note.level}</b></h3>"
+    yield f'<p class="soft">{escape(note.source)}</p>' if note.source else ""
+    yield f"<p>{escape(note.text)}</p><p><b>{escape(note.advice)}</b></p>"
+    if note.figures:
+        yield "<dl>"
+        yield from (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in note.figures)
+        yield "</dl>"
+    yield "</article>"
+
+
 def _settings(settings: Sequence[tuple[str, str]]) -> Iterable[str]:
     if settings:
         yield "<section><h2>Made with</h2>"
-        yield _table(TextTable(("setting", "value"), settings))
+        yield _table(TextTable(("setting", "value"), settings, is_prose=True))
         yield "</section>"
 
 
@@ -86,4 +110,5 @@ def _table(table: TextTable | None) -> str:
     rows = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    kind = ' class="prose"' if table.is_prose else ""
+    return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -2,62 +2,51 @@
 
 from collections.abc import Callable, Sequence
 
+from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.plan import Demand, Plan, Setup, Trial
+from loraplex.reports.of_alerts import alert_section, replica_alerts
+from loraplex.reports.plan_answers import answers, load_label, load_words
 from loraplex.reports.plots import BarPlot, LinePlot, Point, Report, Section, Series, TextTable
 
 NUM_ADAPTERS = 20
-GIB = 2**30
-COLUMNS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
-    ("requests/s a replica", lambda t: f"{t.setup.rate:,.2f}"),
-    ("tokens/s a replica", lambda t: f"{t.tokens_per_second:,.0f}"),
-    ("TTFT p50", lambda t: f"{1e3 * t.figures.ttft.quantile(0.5):,.0f}"),
-    ("TTFT p99", lambda t: f"{1e3 * t.figures.ttft.quantile(0.99):,.0f}"),
-    ("TPOT p50", lambda t: f"{1e3 * t.figures.tpot.quantile(0.5):,.1f}"),
-    ("gap p99", lambda t: f"{1e3 * t.figures.gap.quantile(0.99):,.1f}"),
-    ("goodput", lambda t: f"{t.figures.goodput:.3f}"),
-    ("good requests/s", lambda t: f"{t.good_per_second:,.2f}"),
-    ("running", lambda t: f"{t.figures.use.mean(t.figures.use.running_seconds):,.1f}"),
-    ("slots", lambda t: f"{t.figures.use.mean(t.figures.use.slot_seconds):,.1f}"),
-    ("KV peak, blocks", lambda t: f"{t.figures.use.kv_peak:,}"),
-    ("preempted", lambda t: f"{t.figures.num_preemptions:,}"),
-    ("loads", lambda t: f"{t.figures.num_installs:,}"),
+COLUMNS: tuple[tuple[str, Callable[[Trial], str], str], ...] = (
+    ("requests/s a replica", lambda t: f"{t.setup.rate:,.2f}", "that are sent to it"),
+    ("tokens/s a replica", lambda t: f"{t.tokens_per_second:,.0f}", "output tokens it gives"),
+    ("TTFT p50", lambda t: _ms(t.figures.ttft, 0.5, 0), "time to first token, ms: the median"),
+    ("TTFT p99", lambda t: _ms(t.figures.ttft, 0.99, 0), "of all but 1%"),
+    ("TPOT p50", lambda t: _ms(t.figures.tpot, 0.5, 1), "time per output token after it, ms"),
+    ("gap p99", lambda t: _ms(t.figures.gap, 0.99, 1), "between two tokens, ms, of all but 1%"),
+    ("goodput", lambda t: f"{t.figures.goodput:.3f}", "requests within the SLO, as a share"),
+    ("good requests/s", lambda t: f"{t.good_per_second:,.2f}", "of a replica, within the SLO"),
+    (
+        "running",
+        lambda t: f"{t.figures.use.mean(t.figures.use.running_seconds):,.1f}",
+        "sequences at a time, on average",
+    ),
+    (
+        "slots",
+        lambda t: f"{t.figures.use.mean(t.figures.use.slot_seconds):,.1f}",
+        "adapters in a slot, on average",
+    ),
+    ("KV peak, blocks", lambda t: f"{t.figures.use.kv_peak:,}", "of a replica"),
+    ("preempted", lambda t: f"{t.figures.num_preemptions:,}", "sequences that lost their blocks"),
+    ("loads", lambda t: f"{t.figures.num_installs:,}", "adapters that came into a slot"),
 )
-
-
-def answers(demand: Demand, found: Plan, gpu_price: float | None) -> list[tuple[str, str]]:
-    """What a plan amounts to: labels and values."""
-    study, expected = demand.study, found.expected
-    block_bytes = study.model.kv_bytes_per_token * study.block_size
-    measured = study.step_model is not None
-    peak = expected.figures.use.kv_peak
-    machine = "machine" if measured else study.gpu.name
-    kv = f"{peak:,} of {found.kv_blocks:,} blocks"
-    if not measured:
-        kv += f" ({peak * block_bytes / GIB:.1f} of {found.kv_blocks * block_bytes / GIB:.1f} GiB)"
-    wanting = "" if found.meets_slo else f", less than the {demand.share:.0%} wanted"
-    lines = [
-        ("replicas", f"{found.num_replicas} x {machine}"),
-        ("max_num_seqs", f"{found.max_num_seqs}"),
-        ("max_num_batched_tokens", f"{max(demand.max_num_batched_tokens, found.max_num_seqs)}"),
-        *([("max_loras", f"{found.max_loras}")] if study.popularity else []),
-        ("KV at its peak", kv),
-        ("operating point", f"{found.operating.setup.rate:,.2f} requests/s a replica"),
-        ("there", f"{found.operating.tokens_per_second:,.0f} output tokens/s a replica"),
-        ("demand met", f"{expected.figures.goodput:.1%} within the SLO{wanting}"),
-        ("GPU-hours a million output tokens", f"{found.gpu_hours_per_million:,.3f}"),
-    ]  # fmt: skip
-    if gpu_price is not None:
-        cost = gpu_price * found.gpu_hours_per_million
-        lines.append(("cost a million output tokens", f"{cost:,.2f}"))
-    return lines
 
 
 def trial_table(trials: Sequence[Trial], *more: tuple[str, Callable[[Trial], str]]) -> TextTable:
     """Trials in figures; times in milliseconds."""
-    columns = [*more, *COLUMNS]
+    columns = [*more, *((heading, value) for heading, value, _ in COLUMNS)]
     return TextTable(
         [heading for heading, _ in columns],
         [[value(trial) for _, value in columns] for trial in trials],
+    )
+
+
+def load_table(found: Plan) -> TextTable:
+    """The rates that were tried, and the demand."""
+    return trial_table(
+        [*found.by_load, found.expected], ("load", lambda trial: load_label(found, trial))
     )
 
 
@@ -65,18 +54,27 @@ def plan_report(
     demand: Demand, found: Plan, gpu_price: float | None, settings: Sequence[tuple[str, str]]
 ) -> Report:
     """Of one plan."""
+    lines, expected = answers(demand, found, gpu_price), found.expected
+    alerts = replica_alerts(expected.figures.sightings, expected.setup.rate, expected.num_sampled)
     return Report(
         title="Capacity plan",
         lead=f"{demand.rate:g} requests/s, of which {demand.share:.0%} are to meet the SLO: "
         "by simulation of the scheduler that serves.",
-        facts=answers(demand, found, gpu_price),
+        facts=[(line.label, line.value) for line in lines],
         sections=[
-            *_by_load(found),
+            Section(title="Why", table=TextTable(["", "", "because"], lines, is_prose=True)),
+            *_by_load(demand, found),
             *_by_setting("max_num_seqs", found.by_seats, lambda s: s.max_num_seqs),
             *_by_setting("max_loras", found.by_slots, lambda s: s.max_loras),
-            *_queues(found.expected),
+            *_queues(expected),
+            alert_section(alerts),
             Section(
-                title="The whole demand on these replicas", table=trial_table([found.expected])
+                title="The columns",
+                table=TextTable(
+                    ["column", "meaning"],
+                    [[heading, meaning] for heading, _, meaning in COLUMNS],
+                    is_prose=True,
+                ),
             ),
         ],
         settings=settings,
@@ -87,7 +85,7 @@ def _line(trials: Sequence[Trial], name: str, value: Callable[[Trial], float]) -
     return Series(name, [Point(trial.setup.rate, value(trial)) for trial in trials])
 
 
-def _by_load(found: Plan) -> list[Section]:
+def _by_load(demand: Demand, found: Plan) -> list[Section]:
     trials = found.by_load
     marks = [(found.operating.setup.rate, "operating point")]
     x_label = "requests/s a replica"
@@ -121,7 +119,10 @@ def _by_load(found: Plan) -> list[Section]:
             _line(trials, "TPOT p50", lambda t: 1e3 * t.figures.tpot.quantile(0.5)),
             _line(trials, "gap p99", lambda t: 1e3 * t.figures.gap.quantile(0.99)),
         ),
-        Section(title="All rates that were tried", table=trial_table(trials)),
+        Section(
+            title="All rates that were tried", text=load_words(demand, found),
+            table=load_table(found),
+        ),
     ]  # fmt: skip
 
 
@@ -170,3 +171,7 @@ def _queues(trial: Trial) -> list[Section]:
             ),
         )
     ]  # fmt: skip
+
+
+def _ms(seconds: LogHistogram, share: float, digits: int) -> str:
+    return f"{1e3 * seconds.quantile(share):,.{digits}f}"

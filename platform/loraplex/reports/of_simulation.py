@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from engine.simulation.failure_modes import Recognised
 from engine.simulation.published import Comparison
-from engine.simulation.study import Row, spread
+from engine.simulation.study import Groups, Row, grouped, spread
+from loraplex.reports.of_alerts import alert_section, alerts, recognised_table
 from loraplex.reports.plots import (
     BarPlot,
     LinePlot,
@@ -30,15 +32,6 @@ COLUMNS = (
     ("rows used", "slot_efficiency", 2), ("KV used", "kv_use", 2), ("slots", "slots_used", 1),
     ("preempted", "num_preemptions", 0), ("loads", "num_installs", 0),
 )  # fmt: skip
-Groups = dict[tuple[str, float], list[Row]]
-
-
-def grouped(rows: Sequence[Row]) -> Groups:
-    """By policy and rate, in the order in which they are first met."""
-    groups: Groups = {}
-    for row in rows:
-        groups.setdefault((row.policy, row.rate), []).append(row)
-    return groups
 
 
 def cell(group: Sequence[Row], field: str, digits: int) -> str:
@@ -49,14 +42,20 @@ def cell(group: Sequence[Row], field: str, digits: int) -> str:
 
 
 def simulation_report(
-    rows: Sequence[Row], comparisons: Sequence[Comparison], settings: Sequence[tuple[str, str]]
+    rows: Sequence[Row],
+    comparisons: Sequence[Comparison],
+    settings: Sequence[tuple[str, str]],
+    recognised: Sequence[Recognised] = (),
 ) -> Report:
     """Of at least one row."""
     groups = grouped(rows)
     num_seeds = max(len(group) for group in groups.values())
-    sections = [*_curves(groups), *_queues(groups), _all(groups)]
+    sections = [*_curves(groups), alert_section(alerts(rows)), *_queues(groups), _all(groups)]
     if comparisons:
         sections.insert(0, _published(comparisons))
+    if recognised:
+        table = recognised_table(recognised)
+        sections.insert(0, Section(title="The failure modes, each by its alert", table=table))
     spread_words = (
         f"Means over {num_seeds} random seeds; shaded: the standard deviation of single runs."
         if num_seeds > 1

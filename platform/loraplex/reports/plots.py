@@ -45,10 +45,23 @@ class BarPlot:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells as they are printed; all columns but the first line up on the right."""
+    """Cells as they are printed; all columns but the first line up on the right, words do not."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    is_prose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something to know, how bad it is, where it was seen, and what to do about it."""
+
+    title: str
+    level: Literal["warning", "critical"]
+    source: str
+    text: str
+    advice: str
+    figures: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +72,7 @@ class Section:
     text: str = ""
     plot: LinePlot | BarPlot | None = None
     table: TextTable | None = None
+    notes: Sequence[Note] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
