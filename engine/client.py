@@ -80,6 +80,11 @@ class EngineClient(Protocol):
         """An adapter, or a whole tenant, was deleted: its statistics lose its name."""
         ...
 
+    def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
+        """The service refused a request for an adapter (None: the base): count it with the engine's
+        own refusals."""
+        ...
+
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         ...

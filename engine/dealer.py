@@ -1,11 +1,14 @@
 """A client's socket to the engine: one DEALER with an identity of its own."""
 
 import secrets
+from contextlib import suppress
 
 import zmq
 
 QUEUE_LEN = 10_000
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 500
+LAST_WORDS_MS = 100
+"""For a closed socket to send what is queued, if there is still somebody to take it."""
 
 
 def open_dealer(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
@@ -20,3 +23,13 @@ def open_dealer(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.set(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket
+
+
+def close_dealer(socket: "zmq.Socket[bytes]", last_words: bytes | None) -> None:
+    """Close the socket after a last message, if there is one to say."""
+    if last_words is None:
+        socket.close()
+        return
+    with suppress(zmq.Again):
+        socket.send(last_words, zmq.NOBLOCK)
+    socket.close(linger=LAST_WORDS_MS)

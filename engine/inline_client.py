@@ -129,6 +129,10 @@ class InlineEngineClient:
         """An adapter, or a whole tenant, was deleted; see `EngineClient`."""
         self._post(lambda: self._parts.recorder.forget(tenant, adapter))
 
+    def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
+        """The service refused a request; see `EngineClient`."""
+        self._post(lambda: self._parts.recorder.note_refusals(tenant, adapter, code, 1))
+
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         self._post(lambda: self._parts.core.unload(digest))

@@ -113,8 +113,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     quantization: str | None = None
     """How the layers' weights are held; adapters bind to `fingerprint` whatever it is."""
+    kv_cache_dtype: str = "auto"
+    """Of keys and values; `auto`: as `dtype`."""
     lora_kernels: str = "torch"
     """The path that computes adapters' updates: `torch`, or `native/` and an instruction set."""
+    max_full_values: int | None = None
+    """Values of an adapter's own embedding and output layer together at most; None: any number."""
     max_cpu_loras: int = 32
     """Adapters in host memory, and their bytes."""
     cpu_lora_bytes: int = 2**30
@@ -127,15 +131,25 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     """Digest; None for the base."""
     label: str = ""
-    """`name@N`, or the base's name, as the last request of the queue had it."""
+    """`name@N`, or the base's name. Versions with the same files share a queue, and have each
+    their own part of it here."""
     waiting: int
     running: int
     cause: WaitCause | None
     """What it waits for now; None where nothing waits."""
     waited: dict[str, float]
-    """Seconds by cause, summed over those that left the queue since it became busy."""
+    """Seconds by cause, summed over those that left the queue since it became busy, whatever their
+    label."""
     oldest: float = 0.0
     """Seconds that its first one has waited, as of the last step; 0 where nothing waits."""
+
+
+class TenantLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How much of a tenant runs and waits, over all its queues."""
+
+    tenant: str
+    running: int
+    waiting: int
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +180,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """The engine is new, and still loads what it starts with."""
     queues: list[QueueStats] = []
     """The 100 queues in which most wait, and of those that only run as many as fit beside them."""
+    tenants: list[TenantLoad] = []
+    """All that run or wait."""
 
 
 # Client to engine.
@@ -269,6 +285,25 @@ class Settle(msgspec.Struct, frozen=True, tag="settle"):
     calls: list[str]
 
 
+class Refusals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many requests of a tenant for an adapter (None: the base) were refused for one reason."""
+
+    tenant: str
+    adapter: str | None
+    code: str
+    number: int
+
+
+class NoteRefusals(msgspec.Struct, frozen=True, tag="note_refusals"):
+    """What the service refused before it came here, since the last time. Not answered."""
+
+    refusals: list[Refusals]
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """Last message of a client that ends: it is not lost. Not answered."""
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     """Answered by `Stats`."""
 
@@ -291,6 +326,8 @@ ClientMessage = (
     | EndCalls
     | Forget
     | Settle
+    | NoteRefusals
+    | Goodbye
     | GetStats
     | GetTelemetry
     | Drain

@@ -20,6 +20,8 @@ class Peer:
     session: int = field(default_factory=_draw_session)
     live: set[int] = field(default_factory=set[int])
     """Its requests that are queued or running."""
+    has_left: bool = False
+    """It has said goodbye."""
 
     @property
     def silent_at(self) -> float:

@@ -30,10 +30,12 @@ from engine.messages import (
     Generate,
     GetStats,
     GetTelemetry,
+    Goodbye,
     Have,
     Heartbeat,
     Hello,
     Need,
+    NoteRefusals,
     Orphans,
     Outputs,
     Refused,
@@ -189,6 +191,14 @@ class EngineServer:
                 self._recorder.forget(message.tenant, message.adapter)
             case Settle():
                 self._ledger.settle(client, message.calls)
+            case NoteRefusals():
+                for noted in message.refusals:
+                    self._recorder.note_refusals(
+                        noted.tenant, noted.adapter, noted.code, noted.number
+                    )
+            case Goodbye():
+                peer.has_left = True
+                self._lost.add(client)
             case Drain():
                 self._start_draining()
 
@@ -289,7 +299,10 @@ class EngineServer:
         for client in self._lost:
             peer = self._peers.pop(client, None)
             if peer is not None:
-                self._log.warning("client_lost", client=client.hex(), aborted=len(peer.live))
+                if peer.has_left:
+                    self._log.info("client_left", client=client.hex(), aborted=len(peer.live))
+                else:
+                    self._log.warning("client_lost", client=client.hex(), aborted=len(peer.live))
                 self._core.abort_client(client)
                 self._desk.client_gone(client)
                 self._ledger.client_gone(client)

@@ -107,7 +107,7 @@ class SlotGate:
         self._waiting.unplaced.hide(queue.tenant)
         self._set_claimed(queue.adapter, True)
         if victim is not None:
-            self._slots.tell("reserved", queue.adapter, None)
+            self._slots.tell("reserved", queue.adapter, victim.slot)
             self._drain(victim)
         self._waiting.apply_slot_quota(queue.tenant, self._slack)  # it may give the victim's up
         self.settle()

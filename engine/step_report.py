@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from engine.lifecycle import Lifecycle
 from engine.messages import EngineStats
+from engine.queue_report import queue_stats, tenant_loads
 from engine.step_plan import StepPlan
 
 
@@ -70,5 +71,6 @@ def stats_of(lifecycle: Lifecycle, *, steps: int, output_tokens: int, busy_ns: i
         host_adapters=0,
         host_adapter_bytes=0,
         busy_seconds=busy_ns / 1e9,
-        queues=lifecycle.waiting.queue_stats(100),
+        queues=queue_stats(lifecycle, 100),
+        tenants=tenant_loads(lifecycle),
     )

@@ -14,11 +14,11 @@ from engine.adapter_slots import AdapterSlots, SlotState
 from engine.backpressure import Pressure
 from engine.fair_order import FairOrder
 from engine.fairness import Contenders
-from engine.messages import EngineRequest, QueueStats, WaitCause
+from engine.messages import EngineRequest, WaitCause
 from engine.sequence import Sequence
 from engine.step_clock import StepClock
 from engine.tenant import Tenant, is_idle_queue, is_idle_tenant
-from engine.wait_causes import add_wait, seconds_by_cause
+from engine.wait_causes import add_wait
 
 
 class Waiting:
@@ -65,7 +65,7 @@ class Waiting:
             tenant.queues[message.adapter] = queue
             if message.adapter is not None:
                 self._queues_of.setdefault(message.adapter, {})[queue] = None
-        queue.label = message.label
+        queue.labels.add(message.label)
         return queue
 
     def queues_of(self, adapter: str) -> list[AdapterQueue]:
@@ -73,28 +73,10 @@ class Waiting:
         queues = self._queues_of.get(adapter, ())
         return [queue for queue in queues if not is_idle_queue(queue)]
 
-    def queue_stats(self, count: int) -> list[QueueStats]:
-        """At most `count` queues that wait or run, those with most waiting first."""
-        busy = [
-            queue
-            for tenant in self.tenants.values()
-            for queue in tenant.queues.values()
-            if not is_idle_queue(queue)
-        ]
-        busy.sort(key=lambda queue: (-len(queue), -queue.num_running))
-        return [
-            QueueStats(
-                tenant=queue.tenant.name,
-                adapter=queue.adapter,
-                label=queue.label,
-                waiting=len(queue),
-                running=queue.num_running,
-                cause=queue.cause,
-                waited=seconds_by_cause(queue.waited),
-                oldest=self._head_seconds(queue),
-            )
-            for queue in busy[:count]
-        ]
+    def seconds_waited(self, sequence: Sequence) -> float:
+        """For how long a waiting sequence has waited, this time."""
+        now = sequence.request.queue.ledger.read(self._time.now)
+        return (sum(now) - sum(sequence.wait_began)) / 1e9
 
     def push(self, sequence: Sequence, *, first: bool = False) -> None:
         """Queue a sequence: a new one last, a preempted one first."""
@@ -285,11 +267,6 @@ class Waiting:
     def _is_slotless(self, queue: AdapterQueue) -> bool:
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
         return adapter is not None and adapter.state is SlotState.ABSENT
-
-    def _head_seconds(self, queue: AdapterQueue) -> float:
-        if not queue:
-            return 0.0
-        return (sum(queue.ledger.read(self._time.now)) - sum(queue.head.wait_began)) / 1e9
 
     def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
         if order is self.unplaced:

@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
-from engine.dealer import open_dealer
+from engine.dealer import close_dealer, open_dealer
 from engine.errors import EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -31,6 +31,7 @@ from engine.messages import (
     Generate,
     GetStats,
     GetTelemetry,
+    Goodbye,
     Heartbeat,
     Hello,
     Need,
@@ -44,6 +45,7 @@ from engine.messages import (
     Welcome,
 )
 from engine.pending_answers import PendingAnswers
+from engine.refusal_notes import RefusalNotes
 from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
@@ -81,6 +83,7 @@ class ZmqEngineClient:
         self._answers = PendingAnswers(stats_timeout)
         self._unsent: list[ClientMessage] = []
         """Messages that must not get lost, for which the queue had no room."""
+        self._refusals = RefusalNotes()
         self._welcome: Welcome | None = None  # the engine's, while it is there
         self._info: EngineInfo | None = None
         self._abandoned: tuple[int, list[int]] = 0, []
@@ -90,8 +93,7 @@ class ZmqEngineClient:
         self._joined: list[OnJoin] = []
         self._adopt: OnOrphans | None = None
         self._orphans: list[CallUsage] = []
-        self._is_connected = False
-        self._is_open = False
+        self._is_connected = self._is_open = False
         self._last_heard = 0.0
         self._ready = asyncio.Event()
         self._log = structlog.get_logger("engine.client")
@@ -123,6 +125,7 @@ class ZmqEngineClient:
         if not self._is_open:
             return
         self._is_open = False
+        last_words = None if self._welcome is None else self._codec.encode(Goodbye())
         self._beats.cancel()
         await asyncio.gather(self._beats, return_exceptions=True)
         await self._fetcher.close()
@@ -131,7 +134,7 @@ class ZmqEngineClient:
         self._monitor_reader.close()
         self._socket.disable_monitor()
         self._monitor.close()
-        self._socket.close()
+        close_dealer(self._socket, last_words)
         self._context.term()
 
     @property
@@ -209,6 +212,10 @@ class ZmqEngineClient:
         """An adapter, or a whole tenant, was deleted; see `EngineClient`."""
         self._send_surely(Forget(tenant, adapter))
 
+    def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
+        """The service refused a request; see `EngineClient`. Told twice a second."""
+        self._refusals.note(tenant, adapter, code)
+
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
         self._send_surely(Unload(digest))
@@ -279,6 +286,7 @@ class ZmqEngineClient:
                 self._lose(f"the engine has been silent for {self._dead_after:g} s")
             else:
                 self._send(Heartbeat())
+                self._refusals.tell(self._send)
                 while self._unsent and self._send(self._unsent[0]):
                     self._unsent.pop(0)
             await asyncio.sleep(self._beat_seconds)

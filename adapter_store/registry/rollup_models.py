@@ -9,7 +9,16 @@ understand.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from adapter_store.registry.models import BIG_KEY, Base
@@ -73,6 +82,12 @@ class TrafficRollup(Base):
     prefill_tokens: Mapped[int] = mapped_column(BigInteger)
     decode_tokens: Mapped[int] = mapped_column(BigInteger)
     loads: Mapped[int]
+    length_asked: Mapped[int] = mapped_column(server_default=text("0"))
+    """Of `length`, those of requests that asked for all their tokens."""
+    running: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """Sequences, summed over the looks at the engine (`EngineRollup.samples`); so `waiting`. Only
+    tenants have them, and all together."""
+    waiting: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     quota: Mapped[float]
     load: Mapped[float]
     slot: Mapped[float]

@@ -56,6 +56,7 @@ class AdapterInterval:
     requests: int
     stop: int
     length: int
+    """Of those that might have stopped: `ignore_eos` tells nothing of an adapter."""
     queue: dict[str, float] = field(default_factory=dict[str, float])
     queue_p95: float | None = None
     loads: int = 0
@@ -189,8 +190,7 @@ def decode_stall(intervals: Sequence[Interval], limits: Limits = DEFAULT_LIMITS)
         severity="critical" if gap >= 4 * limits.stall_ratio * usual else "warning",
         what=f"Replies stall: the longest gap between two tokens is {gap:.2f} s (p95), "
         f"{gap / usual:.0f} times the usual {usual:.3f} s.",
-        change="Let prompts in by smaller chunks: lower max_num_batched_tokens, and keep the "
-        "policy `chunked`.",
+        change="Let prompts in by smaller chunks: lower max_num_batched_tokens.",
         figures=(
             Figure("longest gap, p95", gap, "s", limits.stall_seconds),
             Figure("over the median time per token", gap / usual, "ratio", limits.stall_ratio),

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from engine.telemetry.labels import name_of
 from engine.telemetry.records import AdapterOwner
 
-MAX_OWNERS = 4
-"""Of one digest; equal files of more tenants than that are rare."""
+MAX_OWNERS = 16
+"""Of one digest; equal files under more names than that are rare."""
 
 
 class Owners:

@@ -14,7 +14,7 @@ from engine.step_report import Composition, EngineLoad
 from engine.telemetry.adapter_table import AdapterTable
 from engine.telemetry.adapter_totals import add_request
 from engine.telemetry.labels import name_of
-from engine.telemetry.owners import Owners
+from engine.telemetry.owners import MAX_OWNERS, Owners
 from engine.telemetry.records import (
     AdapterOwner,
     Cursor,
@@ -78,13 +78,26 @@ class Recorder:
 
     def asked(self, message: EngineRequest) -> None:
         """A request comes: remember whose its adapter is."""
-        if message.adapter is not None:
-            self._owners.note(message.adapter, AdapterOwner(message.tenant, message.label))
+        digest = message.adapter
+        if digest is None:
+            return
+        owner = AdapterOwner(message.tenant, message.label)
+        self._owners.note(digest, owner)
+        residence = self._residences.get(digest)
+        if residence is None or owner in residence.owners or len(residence.owners) >= MAX_OWNERS:
+            return
+        now = round(self._clock() * 1e9)
+        residence.share(owner, now, self._table)
+        self._tell_slot("shared", digest, residence.slot, residence.owners, now)
 
     def refused(self, message: EngineRequest, code: str) -> None:
         """A request was not queued."""
-        totals = self._table.totals_of(message.tenant, _name(message), self._clock())
-        totals.refused[code] = totals.refused.get(code, 0) + 1
+        self.note_refusals(message.tenant, _name(message), code, 1)
+
+    def note_refusals(self, tenant: str, adapter: str | None, code: str, number: int) -> None:
+        """Requests were not queued, here or in the service."""
+        totals = self._table.totals_of(tenant, adapter, self._clock())
+        totals.refused[code] = totals.refused.get(code, 0) + number
 
     def admitted(self, request: Request, now: int) -> None:
         """A sequence of the request begins to run: see whether its adapter came meanwhile."""
@@ -118,15 +131,13 @@ class Recorder:
     def slot_changed(self, kind: SlotEventKind, digest: str, slot: int | None) -> None:
         """An adapter came a step nearer to a slot, or left it."""
         now = round(self._clock() * 1e9)
-        owners = self._owners.of(digest)
-        self._slot_events.push(
-            SlotEvent(
-                at=now / 1e9 + self._offset, slot=slot, digest=digest, owners=owners, kind=kind
-            )
-        )
+        residence = self._residences.get(digest)
+        owners = self._owners.of(digest) if residence is None else residence.owners
+        self._tell_slot(kind, digest, slot, owners, now)
         match kind:
             case "loading":
-                self._residences[digest] = Residence(now, owners)
+                assert slot is not None
+                self._residences[digest] = Residence(now, slot, owners)
             case "resident":
                 residence = self._residences[digest]
                 if residence.resident_at is None:
@@ -135,6 +146,17 @@ class Recorder:
                 self._residences.pop(digest).settle(now, self._table)
             case _:
                 pass
+
+    def _tell_slot(
+        self,
+        kind: SlotEventKind,
+        digest: str,
+        slot: int | None,
+        owners: tuple[AdapterOwner, ...],
+        now: int,
+    ) -> None:
+        at = now / 1e9 + self._offset
+        self._slot_events.push(SlotEvent(at=at, slot=slot, digest=digest, owners=owners, kind=kind))
 
     def forget(self, tenant: str, adapter: str | None = None) -> None:
         """An adapter, or a whole tenant, was deleted: it has no totals of its own any more."""

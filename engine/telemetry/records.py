@@ -17,8 +17,9 @@ first token is there; `preempted`: back in the queue; `done`: over, whatever the
 EndReason = Literal["stop", "length", "abort", "error", "timeout"]
 """How a choice ended; `abort`: its client went away, `timeout`: the call's deadline came."""
 
-SlotEventKind = Literal["loading", "resident", "reserved", "draining", "evicted"]
-"""`reserved`: an adapter waits for a slot, which the `draining` one is to leave."""
+SlotEventKind = Literal["loading", "resident", "reserved", "draining", "evicted", "shared"]
+"""`reserved`: an adapter waits for a slot, which the `draining` one is to leave. `shared`: the
+weights that a slot holds, or is to hold, are asked for under one more name."""
 
 
 _BEST_LAST: tuple[EndReason, ...] = ("error", "timeout", "abort", "length", "stop")
@@ -63,6 +64,9 @@ class RequestRecord(
     """Seconds from its arrival, state; the first 32 changes and the last."""
     error_code: str | None = None
     """Why, where a choice ended with `error`."""
+    may_stop: bool = True
+    """Whether the model could end it before its last token: not where the request said
+    `ignore_eos`, or asked for no fewer tokens than it allowed."""
 
     @property
     def queue_seconds(self) -> float:
@@ -171,11 +175,12 @@ class SlotEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     at: float
     """Unix seconds."""
     slot: int | None
-    """None for `reserved`: which slot it will be is not known yet."""
+    """Of a `reserved` one, the slot that is drained for it; of several such slots, it gets the one
+    that is free first."""
     digest: str
     owners: tuple[AdapterOwner, ...]
-    """Those that asked for it lately, the last one first, at most four; none for an adapter that is
-    only pinned so far."""
+    """Those that asked for it lately: the one that asked last before it was loaded comes first. At
+    most 16; none for an adapter that is only pinned so far."""
     kind: SlotEventKind
 
 

@@ -11,7 +11,7 @@ def record_of(request: Request, now: int, offset: float) -> RequestRecord:
 
     `now` in nanoseconds of the scheduler's clock, `offset` in seconds from there to Unix time.
     """
-    message = request.message
+    message, sampling = request.message, request.message.sampling
     is_base = message.adapter is None
     arrived, first, last = request.arrived, request.first_token, request.last_token
     return RequestRecord(
@@ -33,6 +33,7 @@ def record_of(request: Request, now: int, offset: float) -> RequestRecord:
         preemptions=request.num_preemptions,
         timeline=_timeline(request, now),
         error_code=request.error_code,
+        may_stop=not sampling.ignore_eos and sampling.min_tokens < sampling.max_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""One adapter's stay in a slot, and whose account it is on."""
+"""One adapter's stay in a slot, and whose accounts it is on."""
 
 from typing import NamedTuple
 
@@ -17,16 +17,18 @@ class Fetch(NamedTuple):
 
 
 class Residence:
-    """On the account of whoever asked for it last before it was loaded. Times in nanoseconds."""
+    """Its load is on the account of whoever asked for it last before. Its time counts for every
+    adapter that is asked for by these weights: each holds a slot. Times in nanoseconds."""
 
-    __slots__ = ("_owner", "_settled_at", "load_ns", "loading_since", "resident_at")
+    __slots__ = ("_settled_at", "load_ns", "loading_since", "owners", "resident_at", "slot")
 
-    def __init__(self, now: int, owners: tuple[AdapterOwner, ...]) -> None:
+    def __init__(self, now: int, slot: int, owners: tuple[AdapterOwner, ...]) -> None:
+        self.slot = slot
+        self.owners = owners
         self.loading_since = now
         self.resident_at: int | None = None
         self.load_ns = 0
         """What the way to host memory and from there to the slot took, waiting not counted."""
-        self._owner = owners[0] if owners else None
         self._settled_at = now
 
     def arrive(self, now: int, fetch: Fetch | None, table: AdapterTable) -> None:
@@ -36,20 +38,26 @@ class Residence:
             self.load_ns = now - self.loading_since
         else:  # what the slot waited for it counts once
             self.load_ns = fetch.nanoseconds + now - max(self.loading_since, fetch.ended_at)
-        observe(self._totals(now, table).load_seconds, LOAD_SECONDS, self.load_ns / 1e9)
+        totals = self._totals(now, table)[0]
+        observe(totals.load_seconds, LOAD_SECONDS, self.load_ns / 1e9)
 
     def settle(self, now: int, table: AdapterTable) -> None:
         """Book the time since the last call."""
-        self._totals(now, table).resident_seconds += (now - self._settled_at) / 1e9
+        for totals in self._totals(now, table):
+            totals.resident_seconds += (now - self._settled_at) / 1e9
         self._settled_at = now
 
-    def forget(self, tenant: str, adapter: str | None) -> None:
-        """Its owner was deleted."""
-        if self._owner is not None and concerns(self._owner, tenant, adapter):
-            self._owner = None
+    def share(self, owner: AdapterOwner, now: int, table: AdapterTable) -> None:
+        """One more asks for it."""
+        self.settle(now, table)
+        self.owners = (*self.owners, owner)
 
-    def _totals(self, now: int, table: AdapterTable) -> AdapterTotals:
-        owner = self._owner
-        if owner is None:
-            return table.other
-        return table.totals_of(owner.tenant, name_of(owner.label), now / 1e9)
+    def forget(self, tenant: str, adapter: str | None) -> None:
+        """An owner was deleted."""
+        self.owners = tuple(owner for owner in self.owners if not concerns(owner, tenant, adapter))
+
+    def _totals(self, now: int, table: AdapterTable) -> list[AdapterTotals]:
+        """Each once: adapters without totals of their own share some."""
+        names = dict.fromkeys((owner.tenant, name_of(owner.label)) for owner in self.owners)
+        found = {id(t): t for name in names if (t := table.totals_of(*name, now / 1e9))}
+        return list(found.values()) or [table.other]

@@ -167,6 +167,56 @@ async def test_slots_tell_who_came_and_who_went_for_whom():
     assert by_name["a"].resident_seconds > 0 and by_name["b"].resident_seconds > 0
 
 
+async def test_adapters_with_the_same_files_are_each_told_as_itself():
+    config = SchedulerConfig(num_kv_blocks=128, max_num_seqs=2, max_loras=1)
+    names = ("tone@1", "tone@2", "copy@1")
+    messages = [
+        msgspec.structs.replace(
+            labelled(number, [1], "tone@1", max_tokens=50), label=names[number % 3]
+        )
+        for number in range(6)
+    ]
+    async with scripted_engine(lambda prompt, adapter: [5] * 50, config=config) as engine:
+        await run(engine, messages[0])  # the weights are in their slot, for the first name
+        streams = [await engine.client.generate(message) for message in messages[1:]]
+        now = await engine.client.stats()
+        for stream in streams:
+            async for _ in stream:
+                pass
+        told = await engine.client.telemetry(with_totals=True)
+    assert {queue.label for queue in now.queues} <= set(names) and len(now.queues) > 1
+    assert sum(queue.running for queue in now.queues) == now.running
+    assert sum(queue.waiting for queue in now.queues) == now.waiting > 0
+    assert [(t.tenant, t.running, t.waiting) for t in now.tenants] == [
+        ("acme", now.running, now.waiting)
+    ]
+    shared = [[o.label for o in e.owners] for e in told.slot_events if e.kind == "shared"]
+    assert [len(labels) for labels in shared] == [2, 3] and set(shared[-1]) == set(names)
+    assert told.totals is not None
+    by_name = {t.adapter: t for t in told.totals.adapters if t.tenant}
+    assert by_name.keys() == {"tone", "copy"}
+    assert by_name["tone"].resident_seconds > by_name["copy"].resident_seconds > 0
+    assert (by_name["tone"].load_seconds.count, by_name["copy"].load_seconds.count) == (1, 0)
+
+
+async def test_a_request_that_asked_for_all_its_tokens_could_not_stop():
+    async with scripted_engine(lambda prompt, adapter: [5] * 8) as engine:
+        plain = labelled(1, [1], max_tokens=4)
+        forced = [
+            msgspec.structs.replace(
+                plain, request_id=number, call=f"call-{number}",
+                sampling=msgspec.structs.replace(plain.sampling, **options),
+            )
+            for number, options in ((2, {"ignore_eos": True}), (3, {"min_tokens": 4}))
+        ]  # fmt: skip
+        await run(engine, plain, *forced)
+        told = await records(engine)
+    assert {call: record.may_stop for call, record in told.items()} == {
+        "call-1": True, "call-2": False, "call-3": False,
+    }  # fmt: skip
+    assert all(record.finish_reason == "length" for record in told.values())
+
+
 async def test_every_reader_has_its_own_place_and_hears_what_it_missed():
     async with scripted_engine(lambda prompt, adapter: [EOS]) as engine:
         await run(engine, *[labelled(k, [1]) for k in range(5)])

@@ -1,6 +1,9 @@
 """Telemetry over the engine's socket: for clients, and for those who only watch."""
 
+import asyncio
+
 import pytest
+from structlog.testing import capture_logs
 
 from engine.errors import EngineUnavailable
 from engine.messages import EngineRequest, Forget, Generate
@@ -65,6 +68,42 @@ def test_a_deleted_adapter_is_told_among_all_others_from_then_on():
         ("acme", "legal"): {"stop": 1}
     }
     assert {(t.tenant, t.adapter): t.requests for t in after.adapters} == {("", None): {"stop": 1}}
+
+
+async def test_what_the_service_refused_is_counted_with_the_engines_own_refusals():
+    with server_thread(answers()) as server:
+        client = ZmqEngineClient(server.socket_path, fetch, beat_seconds=0.02)
+        client.note_refusal("acme", "legal", "request_rate_exceeded")  # not there yet: kept
+        await client.start()
+        try:
+            await client.wait_ready(10)
+            client.note_refusal("acme", None, "token_rate_exceeded")
+            for _ in range(2):
+                client.note_refusal("acme", "legal", "request_rate_exceeded")
+            counts: dict[str | None, dict[str, int]] = {}
+            async with asyncio.timeout(10):
+                while sum(sum(refused.values()) for refused in counts.values()) < 4:
+                    told = await client.telemetry(with_totals=True)
+                    assert told.totals is not None
+                    counts = {t.adapter: t.refused for t in told.totals.adapters if t.tenant}
+        finally:
+            await client.close()
+    assert counts == {"legal": {"request_rate_exceeded": 3}, None: {"token_rate_exceeded": 1}}
+
+
+async def test_a_client_that_ends_is_not_lost():
+    with capture_logs() as logs, server_thread(answers()) as server:
+        client = ZmqEngineClient(server.socket_path, fetch)
+        await client.start()
+        await client.wait_ready(10)
+        stream = await client.generate(labelled(1))
+        assert [output.finished async for output in stream][-1]
+        await client.close()
+        async with asyncio.timeout(1.5):  # sooner than silence would tell
+            while server.server._peers:  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.01)
+    said = [entry["event"] for entry in logs]
+    assert "client_left" in said and "client_lost" not in said
 
 
 async def test_a_client_reads_on_from_its_cursor_and_is_told_when_the_engine_is_away():

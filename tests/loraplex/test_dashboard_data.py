@@ -23,7 +23,7 @@ from loraplex.dashboard.adapter_views import Adapters, AdapterView
 from loraplex.dashboard.engine_views import Batch, Slots
 from loraplex.dashboard.tables import FORMULA, Table, to_csv
 from loraplex.dashboard.views import Alerts, Export, Overview
-from loraplex.recorder.alert_desk import CALM_SECONDS, AlertDesk
+from loraplex.recorder.alert_desk import CALM_SECONDS, PUBLISH_EVIDENCE_SECONDS, AlertDesk
 from loraplex.recorder.standings import Standings
 from loraplex.recorder.traffic import CAUSES
 from loraplex.recorder.widths import SPANS
@@ -125,7 +125,10 @@ async def test_a_tenant_sees_its_own_and_nothing_of_others(tmp_path: Path, regis
             texts = b"".join(map(msgspec.json.encode, pages.values()))
             assert b"zen" not in texts and b"secret" not in texts
             assert pages["overview"].totals.requests == 5
-            assert pages["overview"].running == []
+            running, waiting = pages["overview"].running, pages["overview"].waiting
+            assert {n for n in running if n is not None} == {1.0}
+            assert {n for n in waiting if n is not None} == {2.0}
+            assert pages["overview"].kv_share == pages["overview"].slots_used == []
             assert {row.adapter for row in pages["adapters"].rows} == {"tone", "other", "base"}
             [span] = pages["slots"].spans
             assert (span.tenant, span.adapter) == (None, None)
@@ -237,6 +240,114 @@ async def test_a_version_that_forgot_its_end_is_called_out(tmp_path: Path, regis
         await desk.look(time.time())  # again: still one
         again: Alerts = await get(browser, "alerts", Alerts)
         assert len(again.alerts) == len(found.alerts)
+
+
+async def test_an_alert_of_a_version_ends_when_its_endings_are_an_hour_old(registry_url: str):
+    now = time.time()
+    async with open_registry(registry_url) as registry:
+        desk = AlertDesk(registry.database, clock=lambda: now)
+        recording = Recording(registry)
+        await registry.register_version("acme", "tone", upload("one"), FINGERPRINT)
+        await recording.record([just_now(finish_reasons=("length",)) for _ in range(12)])
+
+        async def look() -> set[str]:
+            await desk.look(now)
+            rows = await registry.database.read(
+                lambda s: s.execute(text("SELECT kind FROM alert WHERE ended IS NULL"))
+            )
+            return {row.kind for row in rows}
+
+        assert "never_stops" in await look()
+        now += PUBLISH_EVIDENCE_SECONDS - 60
+        assert "never_stops" in await look()
+        now += 180
+        await look()
+        now += CALM_SECONDS
+        assert "never_stops" not in await look()
+
+
+async def test_requests_that_had_to_run_until_their_limit_are_no_evidence(
+    tmp_path: Path, registry_url: str
+):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        registry = at.service.registry
+        await registry.register_version("acme", "tone", upload("one"), FINGERPRINT)
+        await at.recording.record(
+            [just_now(finish_reasons=("length",), may_stop=False) for _ in range(30)]
+        )
+        await AlertDesk(registry.database).look(time.time())
+        assert (await get(browser, "alerts", Alerts)).alerts == []
+        view: AdapterView = await get(browser, "adapters/acme/tone", AdapterView)
+        assert view.row.finishes.length == 30
+        [publish] = view.publishes
+        assert (publish.verdict, publish.after.length) == ("too_few", 0)
+        await at.recording.record([just_now(finish_reasons=("length",)) for _ in range(12)])
+        await AlertDesk(registry.database).look(time.time())
+        found = {alert.kind for alert in (await get(browser, "alerts", Alerts)).alerts}
+        assert found == {"never_stops", "runaway_generation"}
+
+
+async def test_who_waits_is_told_which_slot_is_to_be_its_own(tmp_path: Path, registry_url: str):
+    now = time.time()
+
+    def happened(kind: str, ago: float, digest: str, label: str) -> SlotEvent:
+        owners = (AdapterOwner("acme", label),)
+        return SlotEvent(at=now - ago, slot=1, digest=digest * 64, owners=owners, kind=kind)
+
+    waits = QueueStats(
+        tenant="acme", adapter="e" * 64, label="late@2", waiting=1, running=0, cause="slot",
+        waited={}, oldest=2.0,
+    )  # fmt: skip
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        at.recording.engine.stats_now = stats([waits])
+        await at.recording.record(
+            events=[
+                happened("loading", 9, "d", "tone@1"), happened("resident", 8, "d", "tone@1"),
+                happened("reserved", 2, "e", "late@2"), happened("draining", 2, "d", "tone@1"),
+            ]
+        )  # fmt: skip
+        view: Slots = await get(browser, "slots", Slots)
+        assert [(w.adapter, w.version, w.reserved_slot) for w in view.waits] == [("late", 2, 1)]
+        assert [(s.slot, s.kind, s.adapter) for s in view.spans if s.end is None] == [
+            (1, "reserved", "late"), (1, "draining", "tone"),
+        ]  # fmt: skip
+        at.recording.engine.stats_now = stats()
+        await at.recording.record(
+            events=[happened("evicted", 1, "d", "tone@1"), happened("loading", 1, "e", "late@2")]
+        )
+        view = await get(browser, "slots", Slots)
+        assert [(s.slot, s.kind) for s in view.spans if s.end is None] == [(1, "loading")]
+
+
+async def test_names_with_the_same_files_are_in_a_slot_each_as_itself(
+    tmp_path: Path, registry_url: str
+):
+    now = time.time()
+    first = AdapterOwner("acme", "tone@1")
+    owners = (first, AdapterOwner("acme", "copy@1"), AdapterOwner("zen", "secret@3"))
+
+    def happened(kind: str, ago: float, owners: tuple[AdapterOwner, ...]) -> SlotEvent:
+        return SlotEvent(at=now - ago, slot=0, digest="d" * 64, owners=owners, kind=kind)
+
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in("acme:tenant") as browser:
+        for name in ("tone", "copy"):
+            await at.service.registry.register_version("acme", name, upload("one"), FINGERPRINT)
+        await at.recording.record(
+            events=[
+                happened("loading", 60, (first,)), happened("resident", 50, (first,)),
+                happened("shared", 20, owners),
+            ]
+        )  # fmt: skip
+        view: Slots = await get(browser, "slots", Slots)
+        *_, span = view.spans
+        assert (span.kind, span.adapter, span.end) == ("resident", "tone", None)
+        assert [(also.adapter, also.version) for also in span.also] == [("copy", 1)]
+        assert (view.loads, len(view.marks)) == (1, 1)
+        table: Adapters = await get(browser, "adapters", Adapters, range="5m")
+        places = {row.adapter: (row.residency, row.loads) for row in table.rows}
+        assert places == {"tone": ("slot", 1), "copy": ("slot", 0)}
+        shares = {row.adapter: row.resident_share or 0.0 for row in table.rows}
+        assert shares["tone"] > shares["copy"] > 0
 
 
 async def test_alerts_are_found_in_what_was_recorded(tmp_path: Path, registry_url: str):

@@ -108,6 +108,11 @@ async def test_rates_are_on_every_reply_and_refuse_before_any_work(tmp_path):
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert len(service.engine.requests) == asked
+        told = await service.engine.telemetry(with_totals=True)
+        assert told.totals is not None
+        assert {t.adapter: t.refused for t in told.totals.adapters if t.tenant == "acme"} == {
+            None: {"request_rate_exceeded": 1}
+        }
 
 
 async def test_tokens_count_as_replies_say_and_refused_or_aborted_calls_give_theirs_back(tmp_path):

@@ -206,6 +206,9 @@ class FakeEngine:
         self.forgotten.append((tenant, adapter))
         self.recorder.forget(tenant, adapter)
 
+    def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
+        self.recorder.note_refusals(tenant, adapter, code, 1)
+
     def unload(self, digest: str) -> None:
         self.unloaded.append(digest)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.errors import EngineUnavailable
-from engine.messages import EngineStats, QueueStats
+from engine.messages import EngineStats, QueueStats, TenantLoad
 from engine.telemetry.records import (
     AdapterTotals,
     Cursor,
@@ -82,6 +82,14 @@ def stats(queues: Sequence[QueueStats] = (), **changes: object) -> EngineStats:
         "host_adapters": 0,
         "host_adapter_bytes": 0,
         "queues": list(queues),
+        "tenants": [
+            TenantLoad(
+                tenant,
+                sum(q.running for q in queues if q.tenant == tenant),
+                sum(q.waiting for q in queues if q.tenant == tenant),
+            )
+            for tenant in sorted({q.tenant for q in queues})
+        ],
     }
     return EngineStats(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -20,7 +20,9 @@ _COLUMNS = (
 )  # fmt: skip
 @click.option("--until", type=Moment(), help="Before then. Default: now.")
 @click.option(
-    "--group-by", help="Of tenant, adapter, hour and day, with commas; an empty text: one sum."
+    "--group-by",
+    help="Of tenant, adapter, hour and day, with commas; an empty text: one sum. Default: "
+    "adapter,hour, and with --all tenant,adapter,hour.",
 )
 @click.option("--all", "of_all", is_flag=True, help="Of all tenants; needs the admin key.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a table for a spreadsheet.")

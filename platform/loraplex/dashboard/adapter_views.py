@@ -21,7 +21,8 @@ class AdapterRow(Struct, frozen=True):
     """One adapter over a window, or a tenant's use of the base (`is_base`, adapter `base`).
 
     `load` is how long its weights took into a slot. `resident_share` is the share of the window
-    that it held a slot, `residency` where its weights are now. `spark_*` are its requests and its
+    that it held a slot, `residency` where its weights are now, `kept` where it was said that they
+    stay (`auto`: they come and go with use). `spark_*` are its requests and its
     p95 of queue seconds in up to 30 equal parts of the window.
     """
 
@@ -48,6 +49,7 @@ class AdapterRow(Struct, frozen=True):
     last_request: float | None
     spark_requests: list[int]
     spark_queue: list[float | None]
+    kept: Literal["auto", "warm", "pinned"] = "auto"
 
 
 AdapterSort = Literal[
@@ -112,7 +114,8 @@ class Publish(Struct, frozen=True):
     """A version that began to answer, and how replies ended before and after it.
 
     `before` are the endings of the version that answered until then, `after` the new one's, both
-    as far as they are kept. `verdict` is `never_stops` when the new version runs to its limit far
+    as far as they are kept, without requests that had to run until their limit because they asked
+    for it (`ignore_eos`). `verdict` is `never_stops` when the new version runs to its limit far
     more often than chance and the old one allow (a fine-tune that forgot its end token), and
     `too_few` until there are enough endings to tell.
     """

@@ -4,7 +4,7 @@ Rows are those of `AdapterStanding`, which the recorder keeps for each window, a
 adapters that have none: registered, and without traffic.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     null,
     select,
     union_all,
@@ -46,6 +47,21 @@ _NO_FIGURES: dict[str, Any] = {
 _COUNTS = ("requests", "output_tokens", "queue_seconds")
 
 Residency = Literal["slot", "loading", "host", "absent", "base"]
+Names = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where adapters are now, and which of them are to stay there, by tenant and name."""
+
+    held: Mapping[Names, Residency]
+    """Those in a slot, and on their way into one."""
+    kept: Mapping[Names, Literal["warm", "pinned"]]
+
+    def of(self, tenant: str, adapter: str) -> Residency:
+        """Where one is."""
+        name = tenant, adapter
+        return self.held.get(name, "host" if name in self.kept else "absent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,34 +191,32 @@ def _order(query: TableQuery, rows: Any, queues: Any) -> Iterable[ColumnElement[
     return [case((column.is_(None), 1), else_=0), ordered, *names]
 
 
-async def slot_places(session: AsyncSession) -> dict[tuple[str, str], Residency]:
-    """Adapters that hold a slot now, are on their way into one, or are kept in host memory."""
+async def slot_places(session: AsyncSession) -> Places:
+    """Adapters that hold a slot now, are on their way into one, or are kept somewhere."""
     rows = await session.execute(
         select(SlotSpan.kind, SlotSpan.owners).where(
             SlotSpan.ended.is_(None), SlotSpan.kind != "reserved"
         )
     )
-    places: dict[tuple[str, str], Residency] = {}
+    held: dict[Names, Residency] = {}
     for row in rows:
         for tenant, label in row.owners:
             place: Residency = "loading" if row.kind == "loading" else "slot"
-            places.setdefault((tenant, name_of(label)), place)
-    warm = await session.execute(
-        select(Tenant.name.label("tenant"), Adapter.name)
+            held.setdefault((tenant, name_of(label)), place)
+    kept = await session.execute(
+        select(Tenant.name.label("tenant"), Adapter.name, Adapter.residency)
         .join(Tenant, Tenant.id == Adapter.tenant_id)
-        .where(Adapter.residency != "auto", Adapter.residency == "warm")
+        .where(Adapter.residency != literal_column("'auto'"), Adapter.deleted_at.is_(None))
     )
-    for row in warm:
-        places.setdefault((row.tenant, row.name), "host")
-    return places
+    return Places(held, {(row.tenant, row.name): row.residency for row in kept})
 
 
-def row_of(row: Any, places: dict[tuple[str, str], Residency]) -> AdapterRow:
+def row_of(row: Any, places: Places) -> AdapterRow:
     """A row of the table's query."""
     return _row(row._mapping, places)
 
 
-def _row(values: Any, places: dict[tuple[str, str], Residency]) -> AdapterRow:
+def _row(values: Any, places: Places) -> AdapterRow:
     figures = values["figures"] or _NO_FIGURES
     tenant, adapter = values["tenant"], values["adapter"]
     is_base = adapter == BASE_NAME
@@ -225,9 +239,10 @@ def _row(values: Any, places: dict[tuple[str, str], Residency]) -> AdapterRow:
         output_tokens=values["output_tokens"] or 0,
         finishes=Finishes(**figures["finishes"]),
         preemptions=figures["preemptions"],
-        residency="base" if is_base else places.get((tenant, adapter), "absent"),
+        residency="base" if is_base else places.of(tenant, adapter),
         resident_share=None if is_base else values["resident_share"],
         last_request=values["last_request"],
         spark_requests=figures["spark_requests"],
         spark_queue=figures["spark_queue"],
+        kept=places.kept.get((tenant, adapter), "auto"),
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeVar
 
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency, Provide
+from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, QueryParameter
 from litestar.response.base import ASGIResponse
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,9 +23,10 @@ from loraplex.dashboard.engine_views import Batch, Slots
 from loraplex.dashboard.live import TOPICS
 from loraplex.dashboard.live_stream import LiveResponse
 from loraplex.dashboard.overview_query import overview
+from loraplex.dashboard.quota_query import quota
 from loraplex.dashboard.sessions import Viewer
 from loraplex.dashboard.slots_query import slots
-from loraplex.dashboard.views import Alerts, Overview, Range
+from loraplex.dashboard.views import Alerts, Overview, Quota, Range
 from loraplex.errors import InvalidRequest
 from loraplex.services import Services
 
@@ -118,6 +120,15 @@ class DataController(Controller):
     ) -> Alerts:
         """What goes wrong."""
         return await _read(services, lambda s, now: alerts(s, viewer.tenant, range_, now))
+
+    @get("/quota")
+    async def quota(
+        self, services: NamedDependency[Services], viewer: NamedDependency[Viewer]
+    ) -> Quota:
+        """What a tenant may use, and uses."""
+        if viewer.tenant is None:
+            raise NotFoundException("an admin has no quota")
+        return await quota(services, viewer.tenant)
 
     @get("/events", media_type="text/event-stream")
     async def events(

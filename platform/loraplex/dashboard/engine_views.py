@@ -7,10 +7,20 @@ from msgspec import Struct
 from loraplex.dashboard.views import PercentileColumns, Window
 
 
+class SlotOwner(Struct, frozen=True):
+    """One of the names that weights in a slot go by."""
+
+    tenant: str
+    adapter: str
+    version: int | None
+
+
 class SlotSpan(Struct, frozen=True):
     """One slot in one state for a while; `end` is None while it lasts.
 
-    Without `adapter`, another tenant's.
+    Without `adapter`, another tenant's. A `reserved` one is of the adapter that the slot is drained
+    for, beside the span of the one that is to leave. `is_pinned` is as of now. `also` names other
+    adapters and versions with the same files, which the same weights serve.
     """
 
     slot: int
@@ -20,6 +30,8 @@ class SlotSpan(Struct, frozen=True):
     kind: Literal["loading", "resident", "reserved", "draining"]
     start: float
     end: float | None
+    is_pinned: bool = False
+    also: list[SlotOwner] = []
 
 
 class SlotMark(Struct, frozen=True):
@@ -33,7 +45,10 @@ class SlotMark(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """A queue that waits now, and what for. `oldest_seconds` is its head's wait so far."""
+    """A queue that waits now, and what for. `oldest_seconds` is its head's wait so far.
+
+    `reserved_slot` is the slot that is drained for it, or that loads its adapter.
+    """
 
     tenant: str
     adapter: str

@@ -70,6 +70,7 @@ def live_view(
         token_gap=_percentiles(
             record.longest_gap for record in ended if record.seconds_per_token is not None
         ),
+        token_time=_percentiles(record.seconds_per_token for record in ended),
         engine=_engine(recent, info, steps, ended) if tenant is None else None,
         missed_records=missed,
     )
@@ -95,7 +96,8 @@ def _queues(stats: EngineStats | None, tenant: str | None) -> tuple[int, int, di
             by_cause[queue.cause] = by_cause.get(queue.cause, 0) + queue.waiting
     if tenant is None:
         return stats.running, stats.waiting, by_cause
-    return sum(q.running for q in queues), sum(q.waiting for q in queues), by_cause
+    own = next((load for load in stats.tenants if load.tenant == tenant), None)
+    return (own.running, own.waiting, by_cause) if own is not None else (0, 0, by_cause)
 
 
 def _engine(

@@ -1,11 +1,14 @@
 """The overview: a tenant's traffic, or all of it and the engine's state, over a window."""
 
+from collections.abc import Mapping
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets, subject_buckets
 from loraplex.dashboard.progress_query import progress
 from loraplex.dashboard.views import Live, Overview, Range, Totals
-from loraplex.dashboard.windows import causes_of, finishes_of, percentiles_of
+from loraplex.dashboard.windows import Axis, causes_of, finishes_of, percentiles_of
+from loraplex.recorder.engine_bucket import EngineBucket
 from loraplex.recorder.traffic import Subject, Traffic, sum_of
 
 
@@ -26,14 +29,34 @@ async def overview(
         goodput_rate=axis.rates(parts, lambda part: part.good),
         prompt_tokens_rate=axis.rates(parts, lambda part: part.prefill_tokens),
         output_tokens_rate=axis.rates(parts, lambda part: part.decode_tokens),
-        running=axis.gauges(seen, "running") if tenant is None else [],
-        waiting=axis.gauges(seen, "waiting") if tenant is None else [],
+        running=_gauges(axis, engine, parts, "running", tenant),
+        waiting=_gauges(axis, engine, parts, "waiting", tenant),
         kv_share=axis.gauges(seen, "kv_share") if tenant is None else [],
         slots_used=axis.gauges(seen, "slots_used") if tenant is None else [],
         causes=axis.causes(parts),
         ttft=axis.percentiles(parts, "ttft"),
         token_gap=axis.percentiles(parts, "token_gap"),
+        token_time=axis.percentiles(parts, "token_time"),
     )
+
+
+def _gauges(
+    axis: Axis,
+    engine: Mapping[int, EngineBucket],
+    parts: Mapping[int, Traffic],
+    name: str,
+    tenant: str | None,
+) -> list[float | None]:
+    """Sequences of a tenant, or of all, on average over the looks at the engine."""
+    if tenant is None:
+        return axis.gauges(engine, name)
+    nothing = Traffic()
+    return [
+        getattr(parts.get(start, nothing), name) / looks.samples
+        if (looks := engine.get(start)) is not None and looks.samples
+        else None
+        for start in axis.starts
+    ]
 
 
 def totals_of(total: Traffic) -> Totals:
@@ -50,6 +73,7 @@ def totals_of(total: Traffic) -> Totals:
         queue=percentiles_of(total, "queue"),
         ttft=percentiles_of(total, "ttft"),
         token_gap=percentiles_of(total, "token_gap"),
+        token_time=percentiles_of(total, "token_time"),
         end_to_end=percentiles_of(total, "end_to_end"),
         finishes=finishes_of(total),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -88,17 +89,21 @@ def _publish(move: Move, endings: Mapping[int, Sequence[tuple[int, Traffic]]]) -
         at=move.at,
         version=move.version,
         previous=move.previous,
-        before=finishes_of(before),
-        after=finishes_of(after),
-        before_length_share=_length_share(finishes_of(before)),
-        after_length_share=_length_share(finishes_of(after)),
+        before=_free_endings(before),
+        after=_free_endings(after),
+        before_length_share=_length_share(before),
+        after_length_share=_length_share(after),
         verdict=judge_publish(
-            (before.stop, before.length) if move.previous is not None else None,
-            (after.stop, after.length),
+            (before.stop, before.cut) if move.previous is not None else None,
+            (after.stop, after.cut),
         ),
     )
 
 
-def _length_share(finishes: Finishes) -> float | None:
-    ended = finishes.stop + finishes.length
-    return finishes.length / ended if ended else None
+def _free_endings(traffic: Traffic) -> Finishes:
+    return replace(finishes_of(traffic), length=traffic.cut)
+
+
+def _length_share(traffic: Traffic) -> float | None:
+    ended = traffic.stop + traffic.cut
+    return traffic.cut / ended if ended else None

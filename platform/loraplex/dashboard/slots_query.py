@@ -1,19 +1,20 @@
 """Which adapter held which slot when, and what waits now."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.registry.models import Adapter, AdapterVersion, Tenant
+from adapter_store.model_ref import DEFAULT_ALIAS
+from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
 from adapter_store.registry.rollup_models import SlotSpan as SpanRow
 from adapter_store.registry.rollup_models import WaitingQueue
 from engine.telemetry.labels import name_of, version_of
 from engine.telemetry.records import AdapterOwner
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets
-from loraplex.dashboard.engine_views import SlotMark, Slots, SlotSpan, Wait
+from loraplex.dashboard.engine_views import SlotMark, SlotOwner, Slots, SlotSpan, Wait
 from loraplex.dashboard.progress_query import progress
 from loraplex.dashboard.views import Range, Window
 from loraplex.recorder.rows import stay_of
@@ -37,10 +38,11 @@ async def slots(session: AsyncSession, tenant: str | None, range_: Range, now: f
     cut = stays.pop().ended if len(stays) > MAX_SPANS else None
     stays.reverse()
     marks = _marks(stays, tenant, axis.begin)
+    pinned = await _pinned(session)
     return Slots(
         window=axis.window(done.complete_until),
         slots_total=done.slots_total,
-        spans=[_span(stay, tenant) for stay in stays],
+        spans=[_span(stay, tenant, pinned) for stay in stays],
         marks=marks,
         waits=await waits(session, tenant, now),
         evictions=sum(mark.kind == "evicted" for mark in marks),
@@ -58,10 +60,11 @@ async def newest_slots(session: AsyncSession, tenant: str | None, now: float) ->
         session, select(SpanRow).where(*newest).order_by(SpanRow.began, SpanRow.id), MAX_SPANS
     )
     marks = _marks(stays, tenant, since)
+    pinned = await _pinned(session)
     return Slots(
         window=Window("5m", since, now, NEWEST_SECONDS, [], done.complete_until),
         slots_total=done.slots_total,
-        spans=[_span(stay, tenant) for stay in stays],
+        spans=[_span(stay, tenant, pinned) for stay in stays],
         marks=marks,
         waits=await waits(session, tenant, now),
         evictions=sum(mark.kind == "evicted" for mark in marks),
@@ -76,6 +79,7 @@ async def waits(session: AsyncSession, tenant: str | None, now: float) -> list[W
     if tenant is not None:
         query = query.where(WaitingQueue.tenant == tenant)
     rows = await session.scalars(query.order_by(WaitingQueue.waits_since).limit(MAX_WAITS))
+    coming = await _coming(session)
     return [
         Wait(
             tenant=row.tenant,
@@ -85,10 +89,29 @@ async def waits(session: AsyncSession, tenant: str | None, now: float) -> list[W
             waiting=row.waiting,
             running=row.running,
             oldest_seconds=max(0.0, now - (row.waits_since or now)),
-            reserved_slot=None,
+            reserved_slot=coming.get((row.tenant, row.adapter, row.version)),
         )
         for row in rows
     ]
+
+
+async def _coming(session: AsyncSession) -> dict[tuple[str, str, int], int]:
+    """The slot that is about to be an adapter version's. Several that are drained at once go to
+    whoever waits longest, whichever is free first: what is told is whom each is drained for."""
+    rows = await session.scalars(
+        select(SpanRow).where(
+            SpanRow.ended.is_(None), SpanRow.kind.in_(("reserved", "draining", "loading"))
+        )
+    )
+    stays = [stay_of(row) for row in rows]
+    draining = {stay.slot for stay in stays if stay.kind == "draining"}
+    return {
+        (owner.tenant, name_of(owner.label), version_of(owner.label) or 0): stay.slot
+        for stay in stays
+        if stay.slot is not None
+        and (stay.kind == "loading" or (stay.kind == "reserved" and stay.slot in draining))
+        for owner in stay.owners
+    }
 
 
 async def _stays(session: AsyncSession, query: Select[SpanRow], limit: int) -> list[Stay]:
@@ -120,13 +143,30 @@ async def _owners(session: AsyncSession, digests: set[str]) -> dict[str, list[Ad
     return owners
 
 
+async def _pinned(session: AsyncSession) -> Set[str]:
+    """Weights that are pinned: those that `default` of a pinned adapter points to."""
+    digests = await session.scalars(
+        select(AdapterVersion.digest)
+        .join(Alias, Alias.version_id == AdapterVersion.id)
+        .join(Adapter, Adapter.id == Alias.adapter_id)
+        .where(
+            Alias.name == DEFAULT_ALIAS,
+            Adapter.residency != literal_column("'auto'"),  # what the partial index is for
+            Adapter.residency == "pinned",
+            Adapter.deleted_at.is_(None),
+        )
+    )
+    return frozenset(digests)
+
+
 def owner_of(stay: Stay, tenant: str | None) -> AdapterOwner | None:
     """An owner whom a viewer may see; None if there is none."""
     return next((owner for owner in stay.owners if tenant in (None, owner.tenant)), None)
 
 
-def _span(stay: Stay, tenant: str | None) -> SlotSpan:
+def _span(stay: Stay, tenant: str | None, pinned: Set[str]) -> SlotSpan:
     owner = owner_of(stay, tenant)
+    others = [o for o in stay.owners if o != owner and tenant in (None, o.tenant)]
     return SlotSpan(
         slot=stay.slot or 0,
         tenant=owner.tenant if owner else None,
@@ -135,6 +175,8 @@ def _span(stay: Stay, tenant: str | None) -> SlotSpan:
         kind=cast(Any, stay.kind),
         start=stay.began,
         end=stay.ended,
+        is_pinned=stay.digest in pinned,
+        also=[SlotOwner(o.tenant, name_of(o.label), version_of(o.label)) for o in others],
     )
 
 

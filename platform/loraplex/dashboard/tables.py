@@ -63,13 +63,15 @@ def throughput(view: Overview) -> Table:
 def latency(view: Overview | AdapterView) -> Table:
     """Percentiles by bucket."""
     columns = {**_percentiles("ttft", view.ttft), **_percentiles("token_gap", view.token_gap)}
-    if isinstance(view, AdapterView):
+    if isinstance(view, Overview):
+        columns |= _percentiles("token_time", view.token_time)
+    else:
         columns = {**_percentiles("queue", view.queue), **columns}
     return _columns(view.window, columns)
 
 
 def load(view: Overview) -> Table:
-    """The engine's gauges; nothing for a tenant."""
+    """Running and waiting, and the engine's gauges; those not for a tenant."""
     names = ("running", "waiting", "kv_share", "slots_used")
     return _columns(view.window, {name: getattr(view, name) for name in names})
 
@@ -90,7 +92,7 @@ def adapters(rows: Iterable[AdapterRow]) -> Table:
         "tenant", "adapter", "requests", "running", "waiting", "waits_for", "queue_p50",
         "queue_p95", "queue_p99", *(f"queue_{cause}" for cause in CAUSES), "load_p95", "loads",
         "ttft_p50", "ttft_p95", "token_gap_p95", "prompt_tokens", "cached_tokens", "output_tokens",
-        *FINISHES, "preemptions", "residency", "resident_share", "last_request",
+        *FINISHES, "preemptions", "residency", "kept", "resident_share", "last_request",
     )  # fmt: skip
     return Table(
         heading,
@@ -100,7 +102,7 @@ def adapters(rows: Iterable[AdapterRow]) -> Table:
                 r.queue.p95, r.queue.p99, *(getattr(r.causes, cause) for cause in CAUSES),
                 r.load.p95, r.loads, r.ttft.p50, r.ttft.p95, r.token_gap.p95, r.prompt_tokens,
                 r.cached_tokens, r.output_tokens, *(getattr(r.finishes, e) for e in FINISHES),
-                r.preemptions, r.residency, r.resident_share, moment(r.last_request),
+                r.preemptions, r.residency, r.kept, r.resident_share, moment(r.last_request),
             )
             for r in rows
         ],

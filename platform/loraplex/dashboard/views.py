@@ -155,7 +155,10 @@ class Live(Struct, frozen=True):
 
     `at` is when the engine was last heard; `engine_up` is False while it is gone. Rates are a
     second. `goodput_share` is the share of the requests that ended and met both targets.
-    `missed_records` counts what the recorder was too late to read since the service started.
+    `token_time` is a request's mean time per token, which its target is about; `token_gap` the
+    longest time between two of its tokens, which has no target. A tenant's `running` and `waiting`
+    are its own sequences. `missed_records` counts what the recorder was too late to read since the
+    service started.
     """
 
     at: float
@@ -172,6 +175,7 @@ class Live(Struct, frozen=True):
     token_gap: Percentiles
     engine: EngineNow | None
     missed_records: int = 0
+    token_time: Percentiles = Percentiles()
 
 
 class Totals(Struct, frozen=True):
@@ -190,12 +194,14 @@ class Totals(Struct, frozen=True):
     token_gap: Percentiles
     end_to_end: Percentiles
     finishes: Finishes
+    token_time: Percentiles = Percentiles()
 
 
 class Overview(Struct, frozen=True):
     """`GET /dashboard/api/overview?range=`. Rates are a second; gauges are a bucket's mean.
 
-    The four columns of the engine's state are empty for a tenant.
+    `running` and `waiting` are a tenant's own sequences; `kv_share` and `slots_used`, the engine's
+    state, are empty for a tenant.
     """
 
     window: Window
@@ -212,6 +218,36 @@ class Overview(Struct, frozen=True):
     causes: CauseColumns
     ttft: PercentileColumns
     token_gap: PercentileColumns
+    token_time: PercentileColumns
+
+
+class QuotaUse(Struct, frozen=True):
+    """One limit of a tenant, and how much of it is used; None: no limit, or nothing that is used.
+
+    The rates are those of the last 60 s, `concurrent`, `queued` and `slots` those of this moment.
+    """
+
+    name: Literal[
+        "requests_per_minute",
+        "tokens_per_minute",
+        "max_concurrent",
+        "max_queued",
+        "max_slots",
+        "max_adapters",
+        "max_adapter_bytes",
+        "max_rank",
+    ]
+    limit: int | None
+    used: int | None
+
+
+class Quota(Struct, frozen=True):
+    """`GET /dashboard/api/quota`: what the session's tenant may use and uses; 404 for an admin."""
+
+    tenant: str
+    weight: float
+    is_suspended: bool
+    uses: list[QuotaUse]
 
 
 class Figure(Struct, frozen=True):

@@ -74,6 +74,15 @@ class SharedRates:
         taken = await self._local.take(key, limit, amount)
         return _charge(taken, limit, key, amount, self._local)
 
+    async def window(self, key: str) -> Window:
+        """What counts now; of this process alone, where Redis is away."""
+        if (shared := self._usable) is not None:
+            try:
+                return await shared.window(key)
+            except _FAILURES as error:
+                self._lost(error)
+        return await self._local.window(key)
+
     async def give_back(self, charge: Charge, amount: int) -> None:
         """Uncount part of a charge; what was counted in a Redis that is away is left to time."""
         if charge.counter is self._shared and self._usable is None:

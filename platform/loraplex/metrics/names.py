@@ -55,7 +55,10 @@ LOAD_SECONDS = Metric(
     _ADAPTER,
 )  # fmt: skip
 RESIDENT_SECONDS = Metric(
-    "loraplex_slot_residency_seconds_total", "counter", "Time in slots.", _ADAPTER
+    "loraplex_slot_residency_seconds_total",
+    "counter",
+    "Time in slots; adapters with the same files are there together.",
+    _ADAPTER,
 )
 PROMPT_TOKENS = Metric(
     "loraplex_prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", _ADAPTER
@@ -77,7 +80,8 @@ PREEMPTIONS = Metric(
     "loraplex_preemptions_total", "counter", "Times that a sequence was preempted.", _ADAPTER
 )
 REFUSALS = Metric(
-    "loraplex_engine_refusals_total", "counter", "Requests that the engine did not queue.",
+    "loraplex_engine_refusals_total", "counter",
+    "Requests that were not queued: by the engine, or before it for their tenant's rates.",
     ("adapter", "reason"),
 )  # fmt: skip
 

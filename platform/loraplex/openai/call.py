@@ -8,6 +8,7 @@ from adapter_store.registry.records import TenantInfo, UsageRecord
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.text.text_stream import TextStream
+from loraplex.errors import ApiError
 from loraplex.limits.rate_limiter import Admission
 from loraplex.openai.deadline import Deadline
 from loraplex.openai.fields import GenerationFields
@@ -156,7 +157,13 @@ async def open_call(
     generation = Generation(engine, requests, choices, grammar_field)
     # A prompt is computed once for all its choices.
     num_tokens = generation.num_prompt_tokens + sum(p.n * p.max_tokens for p in sampling)
-    admission = await services.limiter.admit(tenant, num_tokens)
+    try:
+        admission = await services.limiter.admit(tenant, num_tokens)
+    except ApiError as refusal:
+        engine.note_refusal(
+            tenant.name, target.adapter.name if target.adapter else None, refusal.code
+        )
+        raise
     began = time.time()
     try:
         await generation.start()

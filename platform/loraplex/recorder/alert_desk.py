@@ -36,6 +36,8 @@ MINUTES = 5
 CALM_SECONDS = 45.0
 """What is not found for so long has ended."""
 PUBLISH_SECONDS = 86_400
+PUBLISH_EVIDENCE_SECONDS = 3600
+"""Endings of a new version count for so long: an alert outlives its traffic by no more."""
 MAX_ALERTS = 100
 _MAX_PUBLISHES, _MAX_AUDITED = 200, 5000
 _LIMITS = Limits()
@@ -170,7 +172,7 @@ async def _adapters(session: AsyncSession) -> list[AdapterInterval]:
             adapter=row.adapter,
             requests=row.requests,
             stop=row.figures["finishes"]["stop"],
-            length=row.figures["finishes"]["length"],
+            length=row.figures.get("cut", 0),  # a row of an older release has none
             queue=row.figures["causes"],
             queue_p95=row.queue_p95,
             loads=row.figures["loads"],
@@ -200,29 +202,37 @@ async def _publish_findings(session: AsyncSession, now: float) -> list[Finding]:
         for version in versions
         if version is not None
     }
-    endings = await endings_of(session, wanted)
+    ever = await endings_of(session, wanted, QUARTER, 0)
+    lately = await endings_of(
+        session, wanted, MINUTE, bucket(now, MINUTE) - PUBLISH_EVIDENCE_SECONDS
+    )
     found: list[Finding] = []
     for (tenant, name), (version, previous) in moved.items():
-        after = endings.get((tenant, name, version), (0, 0))
-        before = endings.get((tenant, name, previous)) if previous is not None else None
+        after = lately.get((tenant, name, version), (0, 0))
+        before = ever.get((tenant, name, previous)) if previous is not None else None
         if judge_publish(before, after) == "never_stops":
             found.append(_never_stops(tenant, name, version, before, after))
     return found
 
 
 async def endings_of(
-    session: AsyncSession, versions: Iterable[tuple[str, str, int]]
+    session: AsyncSession, versions: Iterable[tuple[str, str, int]], width: int, since: int
 ) -> dict[tuple[str, str, int], tuple[int, int]]:
-    """(ended by stop, ended by length) of versions, over all that is kept."""
+    """(ended by stop, ended by length) of versions, in the buckets of a width since then.
+
+    Without the requests that had to run until their limit, for they asked for it.
+    """
     key = tuple_(TrafficSubject.tenant, TrafficSubject.adapter, TrafficSubject.version)
     rows = await session.execute(
         select(
             TrafficSubject.tenant, TrafficSubject.adapter, TrafficSubject.version,
             func.sum(TrafficRollup.stop).label("stopped"),
-            func.sum(TrafficRollup.length).label("cut"),
+            func.sum(TrafficRollup.length - TrafficRollup.length_asked).label("cut"),
         )
         .join(TrafficRollup, TrafficRollup.subject_id == TrafficSubject.id)
-        .where(key.in_(list(versions)), TrafficRollup.width == QUARTER)
+        .where(
+            key.in_(list(versions)), TrafficRollup.width == width, TrafficRollup.start >= since
+        )
         .group_by(TrafficSubject.tenant, TrafficSubject.adapter, TrafficSubject.version)
     )  # fmt: skip
     return {

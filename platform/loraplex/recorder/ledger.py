@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from adapter_store.model_ref import BASE_NAME
-from engine.messages import EngineStats
+from engine.messages import EngineStats, TenantLoad
 from engine.telemetry.records import AdapterOwner, Objective, RequestRecord, StepRecord
 from loraplex.recorder.engine_bucket import EngineBucket
 from loraplex.recorder.traffic import Subject, Traffic, subject_of
@@ -60,6 +60,13 @@ class Ledger:
         """Count a look at the engine."""
         self._engine(at).add_sample(stats)
 
+    def add_loads(self, at: float, loads: Iterable[TenantLoad]) -> None:
+        """Count what runs and waits of each tenant at this look at the engine."""
+        for load in loads:
+            traffic = self._traffic(Subject(load.tenant), at)
+            traffic.running += load.running
+            traffic.waiting += load.waiting
+
     def add_watched(self, since: float, until: float, *, is_up: bool = True) -> None:
         """Of these seconds all is known; or that there was no engine."""
         while since < until:
@@ -80,11 +87,13 @@ class Ledger:
         self._traffic(subject_of(owner.tenant, owner.label), at).loads += 1
 
     def add_residence(self, owners: Sequence[AdapterOwner], since: float, until: float) -> None:
-        """An adapter held a slot; each of its owners had it."""
+        """Weights held a slot, and with them each adapter that has them; of an adapter's versions,
+        the first one stands for all."""
+        subjects = [subject_of(owner.tenant, owner.label) for owner in owners]
+        first = {subject[:2]: subject for subject in reversed(subjects)}
         while since < until:
             end = min(until, bucket(since, FINE) + FINE)
-            for owner in owners:
-                subject = subject_of(owner.tenant, owner.label)
+            for subject in first.values():
                 self._traffic(subject, since).resident_seconds += end - since
             since = end
 

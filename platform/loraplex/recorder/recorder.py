@@ -162,9 +162,9 @@ class Recorder:
             self._ledger.add_missed(now, missed)
         for event in answer.slot_events:
             self._reside(event.at)
-            self._book.take(event)
-            if event.kind == "resident" and event.owners:
+            if self._book.is_arrival(event) and event.owners:
                 self._ledger.add_load(event.owners[0], event.at)
+            self._book.take(event)
         self._progress = replace(
             progress, cursor=answer.cursor, complete_until=now, missed=progress.missed + missed
         )
@@ -178,6 +178,7 @@ class Recorder:
 
     def _take_stats(self, stats: EngineStats, now: float) -> None:
         self._ledger.add_sample(now, stats)
+        self._ledger.add_loads(now, stats.tenants)
         if now - self._resident_until >= FINE:  # a bucket's worth: idle adapters cost few writes
             self._reside(now)
         self._book.drop_reservations(
@@ -217,7 +218,7 @@ class Recorder:
 
 
 def _one_each(queues: list[QueueNow]) -> list[QueueNow]:
-    """Two versions may have the label of one: a queue is of a digest, which versions share."""
+    """The table has one row a subject, whatever the engine says."""
     found: dict[Subject, QueueNow] = {}
     for queue in queues:
         found.setdefault(queue.subject, queue)

@@ -11,7 +11,7 @@ class Stay:
     """A slot in one state. `began` with digest and kind tells it from all others."""
 
     slot: int | None
-    """None while it is only reserved: which slot it will be is not known yet."""
+    """While it is only reserved, the slot that is drained for it."""
     kind: SlotEventKind
     digest: str
     owners: tuple[AdapterOwner, ...]
@@ -28,9 +28,9 @@ class SlotBook:
         self._reserved: dict[str, Stay] = {}
         self._changed: list[Stay] = []
         for stay in lasting:
-            if stay.slot is None:
+            if stay.kind == "reserved":
                 self._reserved[stay.digest] = stay
-            else:
+            elif stay.slot is not None:
                 self._slots[stay.slot] = stay
 
     @property
@@ -38,11 +38,21 @@ class SlotBook:
         """Adapters that hold a slot with their weights in it."""
         return [stay for stay in self._slots.values() if stay.kind in ("resident", "draining")]
 
+    def is_arrival(self, event: SlotEvent) -> bool:
+        """Whether an adapter comes into its slot with this event, and not back from draining."""
+        before = None if event.slot is None else self._slots.get(event.slot)
+        return event.kind == "resident" and (before is None or before.kind == "loading")
+
     def take(self, event: SlotEvent) -> None:
         """Take in an event; they come in the order of time."""
-        if event.slot is None:
+        if event.kind == "reserved":
             if event.digest not in self._reserved:
                 self._reserved[event.digest] = self._begin(event)
+            return
+        if event.slot is None:
+            return
+        if event.kind == "shared":
+            self._share(event, self._slots.get(event.slot))
             return
         before = self._slots.pop(event.slot, None)
         if before is not None:
@@ -77,7 +87,15 @@ class SlotBook:
         self._changed.append(stay)
         return stay
 
+    def _share(self, event: SlotEvent, stay: Stay | None) -> None:
+        if stay is not None and stay.digest == event.digest:
+            stay.owners = event.owners
+            self._note(stay)
+
     def _end(self, stay: Stay, at: float) -> None:
         stay.ended = max(at, stay.began)
+        self._note(stay)
+
+    def _note(self, stay: Stay) -> None:
         if not any(stay is known for known in self._changed):
             self._changed.append(stay)

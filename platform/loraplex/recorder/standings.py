@@ -39,7 +39,7 @@ class Standings:
 
     def touch(self, versions: Iterable[Subject]) -> None:
         """There is new traffic of these."""
-        names = {(version.tenant, version.adapter) for version in versions}
+        names = {(version.tenant, version.adapter) for version in versions if version.adapter}
         for touched in self._touched.values():
             touched |= names
 
@@ -104,6 +104,7 @@ def standing_of(
             "loads": total.loads,
             "causes": {cause: getattr(total, cause) for cause in CAUSES},
             "finishes": {reason: getattr(total, reason) for reason in FINISHES},
+            "cut": total.cut,
             "load": load,
             "ttft": ttft,
             "token_gap": gap,

@@ -17,7 +17,7 @@ CAUSES = ("quota", "load", "slot", "kv", "budget", "turn")
 FINISHES = ("stop", "length", "abort", "timeout", "error")
 COUNTS = (
     "requests", "good", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions",
-    *FINISHES, "prefill_tokens", "decode_tokens", "loads",
+    *FINISHES, "prefill_tokens", "decode_tokens", "loads", "length_asked", "running", "waiting",
 )  # fmt: skip
 SECONDS = (*CAUSES, "resident_seconds")
 _SUMMED = (*COUNTS, *SECONDS)
@@ -33,7 +33,9 @@ class Subject(NamedTuple):
     @property
     def family(self) -> tuple["Subject", ...]:
         """The subjects that a version's traffic counts for, itself included."""
-        return (Subject(), Subject(self.tenant), self) if self.tenant else (Subject(),)
+        if not self.tenant:
+            return (Subject(),)
+        return (Subject(), self) if not self.adapter else (Subject(), Subject(self.tenant), self)
 
 
 SERVICE = Subject()
@@ -67,6 +69,11 @@ class Traffic:
     decode_tokens: int = 0
     loads: int = 0
     """Times that the adapter came into a slot."""
+    length_asked: int = 0
+    """Of `length`, requests that asked for all their tokens (`RequestRecord.may_stop`)."""
+    running: int = 0
+    """A tenant's sequences, summed over the looks at the engine; so `waiting`."""
+    waiting: int = 0
     quota: float = 0.0
     load: float = 0.0
     slot: float = 0.0
@@ -91,6 +98,7 @@ class Traffic:
         self.last_request = max(self.last_request, record.arrived + record.seconds)
         reason = record.finish_reason
         setattr(self, reason, getattr(self, reason) + 1)
+        self.length_asked += reason == "length" and not record.may_stop
         for cause, seconds in record.queue.items():
             setattr(self, cause, getattr(self, cause) + seconds)
         self._observe("queue", record.queue_seconds)
@@ -134,6 +142,11 @@ class Traffic:
     def quantiles(self, name: str) -> list[float | None]:
         """p50, p95 and p99 of a distribution."""
         return self.sketches.get(name, Sketch()).quantiles(0.5, 0.95, 0.99)
+
+    @property
+    def cut(self) -> int:
+        """Requests that ran until their limit, and might have stopped before."""
+        return self.length - self.length_asked
 
     @property
     def queue_seconds(self) -> float:

@@ -1,0 +1,80 @@
+"""What waits and runs at this moment, by tenant, adapter and version.
+
+A queue is of a digest. Where versions with the same files share one, each is told as itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from engine.adapter_queue import AdapterQueue
+from engine.lifecycle import Lifecycle
+from engine.messages import QueueStats, TenantLoad
+from engine.sequence import Sequence
+from engine.tenant import is_idle_queue
+from engine.wait_causes import seconds_by_cause
+
+
+def queue_stats(lifecycle: Lifecycle, count: int) -> list[QueueStats]:
+    """Of at most `count` queues that wait or run, those with most waiting first."""
+    busy = [
+        queue
+        for tenant in lifecycle.waiting.tenants.values()
+        for queue in tenant.queues.values()
+        if not is_idle_queue(queue)
+    ]
+    busy.sort(key=lambda queue: (-len(queue), -queue.num_running))
+    told = [stats for queue in busy[:count] for stats in _stats_of(lifecycle, queue)]
+    return told[:count]
+
+
+def tenant_loads(lifecycle: Lifecycle) -> list[TenantLoad]:
+    """All tenants that wait or run. O(queues)."""
+    loads = (
+        TenantLoad(
+            tenant.name,
+            sum(queue.num_running for queue in tenant.queues.values()),
+            tenant.num_waiting,
+        )
+        for tenant in lifecycle.waiting.tenants.values()
+    )
+    return [load for load in loads if load.running or load.waiting]
+
+
+def _stats_of(lifecycle: Lifecycle, queue: AdapterQueue) -> Iterator[QueueStats]:
+    if len(queue.labels) == 1 or queue.adapter is None:
+        label = next(iter(queue.labels))
+        head = queue.head if queue else None
+        yield _stats(lifecycle, queue, label, len(queue), queue.num_running, head)
+        return
+    running = Counter(
+        sequence.request.message.label
+        for sequence in lifecycle.running
+        if sequence.request.queue is queue
+    )
+    waiting: dict[str, list[Sequence]] = {}
+    for sequence in queue.waiting:
+        waiting.setdefault(sequence.request.message.label, []).append(sequence)
+    for label in waiting | running:
+        of_label = waiting.get(label, [])
+        first = of_label[0] if of_label else None
+        yield _stats(lifecycle, queue, label, len(of_label), running[label], first)
+
+
+def _stats(
+    lifecycle: Lifecycle,
+    queue: AdapterQueue,
+    label: str,
+    waiting: int,
+    running: int,
+    first: Sequence | None,
+) -> QueueStats:
+    return QueueStats(
+        tenant=queue.tenant.name,
+        adapter=queue.adapter,
+        label=label,
+        waiting=waiting,
+        running=running,
+        cause=queue.cause if waiting else None,
+        waited=seconds_by_cause(queue.waited),
+        oldest=0.0 if first is None else lifecycle.waiting.seconds_waited(first),
+    )
