@@ -23,7 +23,9 @@ SIZING_LOAD = 0.8
 SEATS = (16, 32, 64, 128, 256, 512)
 SLOTS = (2, 4, 8, 16, 32, 64, 128)
 NUM_SAMPLED = 2
-"""Replicas of a large fleet that are simulated, at least."""
+"""Replicas of a large fleet that are simulated, at least, to compare setups."""
+NUM_CONFIRMED = 8
+"""The same for the whole demand: a router spreads adapters unevenly, so that two may be lucky."""
 INDIFFERENT = 0.005
 """Differences of goodput that are not worth a seat or a slot."""
 MAX_TRIES = 4
@@ -51,6 +53,8 @@ class Setup:
     max_loras: int
     rate: float
     """Of one replica."""
+    num_sampled: int = NUM_SAMPLED
+    """Replicas that are simulated, at least, where there are so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ Try = Callable[[Sequence[tuple[Demand, Setup]]], list[Trial]]
 
 def attempt(demand: Demand, setup: Setup) -> Trial:
     """One trial. Raises ConfigError for what could not run."""
-    num_parts = max(1, setup.num_replicas // NUM_SAMPLED)
+    num_parts = max(1, setup.num_replicas // setup.num_sampled)
     num_sampled = len(range(0, setup.num_replicas, num_parts))
     study = replace(
         demand.study,
@@ -145,7 +149,7 @@ def plan(demand: Demand, run: Try) -> Plan:
     sizing = replace(sizing, max_num_seqs=_smallest(by_seats, lambda s: s.max_num_seqs))
     by_load = run([(demand, replace(sizing, rate=load * most)) for load in LOADS])
     operating = operating_point(by_load, demand.share)
-    expected = _confirm(demand, replace(operating.setup), run)
+    expected = _confirm(demand, replace(operating.setup, num_sampled=NUM_CONFIRMED), run)
     return Plan(
         num_replicas=expected.setup.num_replicas,
         max_num_seqs=sizing.max_num_seqs,

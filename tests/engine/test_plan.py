@@ -49,6 +49,15 @@ def test_more_demand_takes_more_replicas_and_costs_the_same_for_a_token(small):
     assert large.gpu_hours_per_million == pytest.approx(small.gpu_hours_per_million, rel=0.4)
 
 
+def test_the_whole_demand_is_tried_on_more_than_a_lucky_pair():
+    demand = Demand(study=replace(STUDY, popularity=uniform(6), num_requests=40), rate=1.0)
+    setup = Setup(num_replicas=6, max_num_seqs=16, max_loras=2, rate=5.0)
+    pair, all_ = attempt(demand, setup), attempt(demand, replace(setup, num_sampled=8))
+    assert (pair.num_sampled, all_.num_sampled) == (2, 6)
+    assert pair.figures.num_requests < all_.figures.num_requests
+    assert all_.figures.num_requests == pytest.approx(6 * 40 * 0.9)
+
+
 def test_seats_and_slots_are_the_fewest_that_do_as_well():
     study = replace(STUDY, popularity=uniform(6), num_tenants=3, adapter_rank=64)
     found = plan(Demand(study=study, rate=40.0), run)
