@@ -57,6 +57,8 @@ class ModuleRules:
     def __init__(self, config: PeftConfig, names: Iterable[str], linears: Iterable[str]) -> None:
         self._config = config
         self._linears = frozenset(linears)
+        self._target_names = _names(config.target_modules)
+        self._exclude_names = _names(config.exclude_modules)
         expressions = _expressions(config)
         found = _evaluate(expressions, sorted(set(names)))
         self._matches: dict[str, list[_Matches]] = {}
@@ -82,12 +84,11 @@ class ModuleRules:
         return default
 
     def _is_excluded(self, module: str) -> bool:
-        names = self._config.exclude_modules
         return (
-            self._any_matches("exclude_modules", module)
-            if isinstance(names, str)
-            else _ends_with_one(module, names)
-        ) or self._any_matches("modules_to_save", module)
+            _ends_with_one(module, self._exclude_names)
+            or self._any_matches("exclude_modules", module)
+            or self._any_matches("modules_to_save", module)
+        )
 
     def _is_targeted(self, module: str) -> bool:
         config = self._config
@@ -95,7 +96,7 @@ class ModuleRules:
             return module in self._linears
         if isinstance(config.target_modules, str):
             return self._any_matches("target_modules", module)
-        if not _ends_with_one(module, config.target_modules):
+        if not _ends_with_one(module, self._target_names):
             return False
         if not config.layers_to_transform:
             return True
@@ -124,11 +125,19 @@ class ModuleRules:
         return None
 
 
-def _ends_with_one(module: str, names: Sequence[str]) -> bool:
+def _names(field: str | Sequence[str]) -> frozenset[str]:
+    """The names that a field lists: none where it is an expression."""
+    return frozenset(() if isinstance(field, str) else field)
+
+
+def _ends_with_one(module: str, names: frozenset[str]) -> bool:
     """Whether the module's path is one of the names, or ends with a dot and one of them."""
-    wanted = frozenset(names)
-    parts = module.split(".")
-    return any(".".join(parts[start:]) in wanted for start in range(len(parts)))
+    suffix, dot = module, "."
+    while dot and names:
+        if suffix in names:
+            return True
+        _, dot, suffix = suffix.partition(".")
+    return False
 
 
 def _expressions(config: PeftConfig) -> list[_Expression]:

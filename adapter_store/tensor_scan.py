@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 class _FloatBits:
     word: str
     exponent: int
-    """All ones in the exponent: NaN or infinity."""
+    """All ones in the exponent: an infinity; the bits of a NaN are more, those of a number less."""
     magnitude: int
     """Every bit but the sign: all zero in 0.0 and -0.0."""
 
@@ -43,10 +43,10 @@ def scan_tensor(file: BinaryIO, info: TensorInfo) -> TensorScan:
     bits = _FLOATS[info.dtype]
     is_zero = True
     for chunk in _chunks(file, info):
-        words = chunk.view(bits.word)
-        if ((words & bits.exponent) == bits.exponent).any():
+        largest = (chunk.view(bits.word) & bits.magnitude).max()
+        if largest >= bits.exponent:
             return TensorScan(is_finite=False, is_zero=False)
-        is_zero = is_zero and not (words & bits.magnitude).any()
+        is_zero = is_zero and not largest
     return TensorScan(is_finite=True, is_zero=is_zero)
 
 
