@@ -36,6 +36,7 @@ from loraplex.dashboard.sessions import Sessions
 from loraplex.docs_page import DocsPage, JsonDocument
 from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
+from loraplex.front_door import front_door
 from loraplex.health import HealthController
 from loraplex.housekeeping import keep_house, keep_registry
 from loraplex.limits.rate_limiter import RateLimiter
@@ -153,6 +154,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             SourceController,
             AuditController,
             AllUsageController,
+            front_door,
             dashboard_pages(),
             SessionController,
             DataController,

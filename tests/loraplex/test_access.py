@@ -32,6 +32,8 @@ def statuses_without_a_key(method: str, path: str) -> set[int]:
     """What may come; the dashboard's pages hold no data, and what they read asks for a session."""
     if (method, path) == ("POST", "/dashboard/api/session"):
         return {403}  # from no page of ours
+    if path == "/":
+        return {200, 401, 405}  # which methods there are asks for a key
     if path.startswith(PUBLIC) and not path.startswith("/dashboard/api/"):
         return {200, 204, 404, 405}
     if path.startswith("/dashboard/api/") and method == "OPTIONS":

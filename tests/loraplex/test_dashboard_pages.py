@@ -9,6 +9,7 @@ from litestar import Litestar
 from litestar.testing import TestClient
 
 from loraplex.dashboard.pages import STATIC_DIR, dashboard_pages
+from loraplex.front_door import front_door
 
 VENDOR = STATIC_DIR / "vendor"
 
@@ -83,3 +84,13 @@ def test_no_file_of_ours_sets_markup_from_text():
             "eval(",
         ):
             assert forbidden not in text, (source.name, forbidden)
+
+
+def test_the_root_leads_a_browser_to_the_dashboard_and_tells_a_program_what_there_is():
+    with TestClient(Litestar([front_door], openapi_config=None)) as client:
+        browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+        reply = client.get("/", headers=browser, follow_redirects=False)
+        assert reply.status_code == 303
+        assert reply.headers["location"] == "/dashboard"
+        places = client.get("/", headers={"accept": "*/*"}).json()
+        assert {"/dashboard", "/docs", "/v1"} <= set(places.values())

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import get_args
 
+from engine.messages import WaitCause
 from loraplex.reports.axis import Axis, axis, tick_label
 from loraplex.reports.plots import BarPlot, LinePlot, Point, Series
 
@@ -15,7 +17,8 @@ NUM_COLOURS = 8
 # Okabe and Ito's colours, which the colour-blind can tell apart; lighter ones on dark ground.
 STYLE = """
 .lx{--ink:#1f2328;--soft:#59636e;--grid:#d8dee4;--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b0518a;
---c4:#8a6d00;--c5:#3a8fb7;--c6:#5b5b5b;--c7:#7b4fb5;font:12px system-ui,sans-serif}
+--c4:#8a6d00;--c5:#3a8fb7;--c6:#5b5b5b;--c7:#7b4fb5;--quota:#cc79a7;--load:#56b4e9;--slot:#e69f00;
+--kv:#d55e00;--budget:#009e73;--turn:#98a0a8;font:12px system-ui,sans-serif}
 @media (prefers-color-scheme:dark){.lx{--ink:#e6edf3;--soft:#9198a1;--grid:#30363d;--c0:#58b4e8;
 --c1:#ff9d5c;--c2:#3ccfa0;--c3:#e79bc5;--c4:#e6c84c;--c5:#8fd0f0;--c6:#b5b5b5;--c7:#b99af0}}
 .lx text{fill:var(--ink)}.lx .soft{fill:var(--soft)}.lx .grid{stroke:var(--grid)}
@@ -92,6 +95,11 @@ def _hover(name: str, point: Point, plot: LinePlot) -> str:
     return f"{name}: {point.y:,.4g}{spread} ({plot.y_label}) at {point.x:,g} ({plot.x_label})"
 
 
+def _part_colour(part: str, number: int) -> str:
+    """A cause of waiting has the dashboard's colour; other parts have theirs in turn."""
+    return f"var(--{part})" if part in get_args(WaitCause) else f"var(--c{number % NUM_COLOURS})"
+
+
 def _bars(plot: BarPlot) -> tuple[list[str], int]:
     legend, top = _legend(plot.parts, dashed=False)
     bottom = top + BAR_HEIGHT * len(plot.bars)
@@ -107,7 +115,7 @@ def _bars(plot: BarPlot) -> tuple[list[str], int]:
             left, right = x(at), x(at + value)
             body.append(
                 f'<rect x="{left:.1f}" y="{middle - 8:.1f}" width="{max(0.5, right - left):.1f}" '
-                f'height="16" fill="var(--c{number % NUM_COLOURS})">'
+                f'height="16" fill="{_part_colour(part, number)}">'
                 f"<title>{escape(f'{label}, {part}: {value:,.4g}')}</title></rect>"
             )
             at += value
@@ -123,7 +131,7 @@ def _legend(names: Sequence[str], *, dashed: bool) -> tuple[list[str], int]:
         if left + width > WIDTH and left > LEFT:
             left, line = LEFT, line + 1
         middle = 12 + LEGEND_LINE * line
-        colour = f"var(--c{number % NUM_COLOURS})"
+        colour = f"var(--c{number % NUM_COLOURS})" if dashed else _part_colour(name, number)
         if dashed:
             dash = DASHES[number % len(DASHES)]
             body.append(

@@ -1,6 +1,6 @@
 // One adapter: how long it waited and for what, its versions, how replies end, slow requests.
 import { html } from "./vendor/htm-preact-3.1.1.js";
-import { Resident, WaitsNow } from "./adapters.js";
+import { Kept, WaitsNow, placeOf } from "./adapters.js";
 import { useData } from "./api.js";
 import { CAUSES, FINISHES, causeColor, causeSum, lengthShare } from "./causes.js";
 import { Chart, percentileSeries } from "./chart.js";
@@ -68,7 +68,7 @@ function Figures({ row, now }) {
       `p50 ${format.seconds(row.ttft.p50)}, p99 ${format.seconds(row.ttft.p99)}`,
     ],
     [
-      "token gap p95",
+      "longest token gap p95",
       format.seconds(row.token_gap.p95),
       `p50 ${format.seconds(row.token_gap.p50)}, p99 ${format.seconds(row.token_gap.p99)}`,
     ],
@@ -80,12 +80,16 @@ function Figures({ row, now }) {
     [
       "length endings",
       format.share(lengthShare(row.finishes)),
-      `${format.count(row.preemptions)} preemptions`,
+      format.counted(row.preemptions, "preemption"),
     ],
     [
-      "load p95",
-      format.seconds(row.load.p95),
-      html`${format.count(row.loads)} loads; in a slot <${Resident} row=${row} />`,
+      row.is_base ? "loads" : "in a slot",
+      row.is_base ? format.NONE : html`${format.share(row.resident_share)} <${Kept} row=${row} />`,
+      row.is_base
+        ? "the base is always there"
+        : `${placeOf(row)}; ${format.counted(row.loads, "load")}${
+            row.loads ? `, p95 ${format.seconds(row.load.p95)}` : ""
+          }`,
     ],
   ];
   return html`<dl class="tiles" aria-label="Over the range"
@@ -139,7 +143,7 @@ function Charts({ view, csv }) {
     <${Chart} title="Time to first token" unit="s" x=${x} marks=${marks}
       csv=${csv("adapter-latency")}
       series=${percentileSeries(view.ttft)} />
-    <${Chart} title="Token gap" unit="s" x=${x} marks=${marks} csv=${csv("adapter-latency")}
+    <${Chart} title="Longest token gap" about="of each request" unit="s" x=${x} marks=${marks} csv=${csv("adapter-latency")}
       series=${percentileSeries(view.token_gap, "--line-2")} />
     <${Chart} title="Requests by version" about="that ended, per bucket" unit="count" stacked x=${x}
       marks=${marks}

@@ -1,9 +1,9 @@
 // The table of adapters: sorted, searched and paged by the service, so that thousands are no load.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { useData } from "./api.js";
-import { CAUSES, FINISHES, causeColor } from "./causes.js";
+import { CAUSES, causeColor } from "./causes.js";
 import * as format from "./format.js";
-import { CauseBar, FinishBar, Key, LengthShare, Spark } from "./marks.js";
+import { CauseBar, FinishBar, FinishLegend, Key, LengthShare, Spark } from "./marks.js";
 import { CsvLink, Freshness, Waiting } from "./panel.js";
 import { Link, go, href, rangeOf } from "./router.js";
 
@@ -14,10 +14,11 @@ const TYPING_MS = 200;
 const COLUMNS = [
   { sort: "adapter", label: "adapter", text: true, first: "asc" },
   { sort: "queue_p50", label: "queue p50", cell: (row) => format.seconds(row.queue.p50) },
-  { sort: "queue_p95", label: "p95", cell: (row) => format.seconds(row.queue.p95) },
-  { sort: "queue_p99", label: "p99", cell: (row) => format.seconds(row.queue.p99) },
+  { sort: "queue_p95", label: "p95", long: "queue p95", cell: (row) => format.seconds(row.queue.p95) },
+  { sort: "queue_p99", label: "p99", long: "queue p99", cell: (row) => format.seconds(row.queue.p99) },
   {
     label: "p95 over time",
+    long: "queue p95 over time",
     text: true,
     cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />`,
   },
@@ -27,13 +28,14 @@ const COLUMNS = [
     text: true,
     cell: (row) => html`<${CauseBar} causes=${row.causes} />`,
   },
-  { sort: "waiting", label: "now", text: true, cell: (row) => html`<${WaitsNow} row=${row} />` },
+  { sort: "waiting", label: "now", long: "waiting now", text: true, cell: (row) => html`<${WaitsNow} row=${row} />` },
   { sort: "ttft_p95", label: "first token p95", cell: (row) => format.seconds(row.ttft.p95) },
-  { sort: "token_gap_p95", label: "gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
+  { sort: "token_gap_p95", label: "longest gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
   { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
   { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
   {
     label: "over time",
+    long: "requests over time",
     text: true,
     cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />`,
   },
@@ -75,17 +77,16 @@ export function Adapters({ route, stream }) {
     <div class="bar-above">
       <${Search} value=${search}
         onSearch=${(q) => change({ q, page: undefined }, { replace: true })} />
+      <${SortChoice} columns=${COLUMNS} sort=${sort} order=${order}
+        onSort=${(query) => change({ ...query, page: undefined })} />
       <p role="status" class="muted">${data.data && counted(data.data)}</p>
       <${CsvLink} table="adapters" title="All adapters found" query=${listed} />
     </div>
     <p class="legend"><span>waited for:</span>${CAUSES.map(
       ({ key, label }) => html`<span
       class="pair"><${Key} color=${causeColor(key)} />${label}</span>`,
-    )}
-      <span>endings:</span>${FINISHES.map(
-        ({ label, color }) => html`<span class="pair"><${Key}
-        color=${color} />${label}</span>`,
-      )}</p>
+    )}</p>
+    <${FinishLegend} />
     ${
       data.data
         ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort}
@@ -147,12 +148,28 @@ function Table({ columns, view, range, sort, order, onSort }) {
           to=${href(["adapters", row.tenant, row.adapter], { range })}
           ><span class="muted">${row.tenant}/</span>${row.adapter}<//></th>
         ${columns.slice(1).map(
-          ({ cell, text }) => html`<td
+          ({ cell, text, label, long = label }) => html`<td data-label=${long}
           class=${text ? "text" : ""}>${cell(row, now)}</td>`,
         )}
       </tr>`,
       )}</tbody>
     </table></div>`;
+}
+
+/** What a phone has instead of the headings: there, each row is a card. */
+function SortChoice({ columns, sort, order, onSort }) {
+  return html`<label class="sort-choice"><span>sorted by</span>
+    <select value=${`${sort} ${order}`} onChange=${(event) => {
+      const [sort, order] = event.target.value.split(" ");
+      onSort({ sort, order });
+    }}>${columns
+      .filter(({ sort }) => sort)
+      .flatMap(({ sort: name, label, long = label }) =>
+        ["desc", "asc"].map(
+          (way) =>
+            html`<option value=${`${name} ${way}`}>${long} ${way === "desc" ? "▼" : "▲"}</option>`,
+        ),
+      )}</select></label>`;
 }
 
 function Heading({ column: { sort: name, label, text, first = "desc" }, sort, order, onSort }) {
@@ -194,11 +211,21 @@ const RESIDENCY = {
   absent: "not loaded",
 };
 
+/** Whether an adapter is to stay where it is, whatever its use. */
+export const Kept = ({ row: { kept } }) =>
+  kept !== "auto" &&
+  html`<span class="tag" title=${
+    kept === "pinned" ? "it always holds a slot" : "it stays in host memory"
+  }>${kept}</span>`;
+
+/** Where an adapter's weights are now. */
+export const placeOf = (row) => `now ${RESIDENCY[row.residency]}`;
+
 /** Where an adapter is now, and for which share of the range it held a slot. */
-export function Resident({ row }) {
+function Resident({ row }) {
   if (row.is_base) return html`<span class="muted">the base</span>`;
   return html`<span
     title="share of the range in a slot, and where the weights are now">${format.share(
       row.resident_share,
-    )}, now ${RESIDENCY[row.residency]}</span>`;
+    )}, ${placeOf(row)}</span> <${Kept} row=${row} />`;
 }

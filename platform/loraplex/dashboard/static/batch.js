@@ -10,7 +10,7 @@ import { rangeOf } from "./router.js";
 const KEPT = 240;
 const PARTS = ["schedule", "prepare", "forward", "sample", "post"];
 
-export function Batch({ route, stream }) {
+export function Batch({ session, route, stream }) {
   const range = rangeOf(route.query);
   const query = { range: range.key };
   const data = useData("batch", query, { every: range.refreshSeconds, again: stream.recoveries });
@@ -22,14 +22,16 @@ export function Batch({ route, stream }) {
     onClick=${() => setPaused(!paused)}>pause</button>`;
   return html`
     <${Freshness} data=${data} />
-    <p class="muted summary">At most ${format.count(view.max_batch_tokens)} tokens
-      and ${format.count(view.max_rows)} rows a step.
+    <p class="muted summary">At most ${format.counted(view.max_batch_tokens, "token")}
+      and ${format.counted(view.max_rows, "row")} a step.
       ${
         recent.at.length > 0 &&
-        ` The newest step ran at ${format.time(recent.at.at(-1))}: ${format.count(recent.rows.at(-1))} rows of ${format.count(
+        ` The newest step ran at ${format.time(recent.at.at(-1))}: ${format.counted(recent.rows.at(-1), "row")} of ${format.counted(
           recent.adapters.at(-1),
-        )} adapters.`
-      }</p>
+          "adapter",
+        )}.`
+      }
+      ${!session.is_admin && " All tenants share these steps: “others” is what is not yours."}</p>
     <div class="panels">
       <${Recent} recent=${recent} query=${query} tools=${pause} />
       <${Range} view=${view} query=${query} />

@@ -30,6 +30,10 @@ function secondsIn(digits, value) {
 /** A whole number with separators. */
 export const count = (value) => (value == null ? NONE : whole.format(value));
 
+/** A whole number and what it counts: `1 load`, `2 loads`. */
+export const counted = (value, one, many = `${one}s`) =>
+  `${count(value)} ${value === 1 ? one : many}`;
+
 /** A number with three significant digits, or all of those before the point. */
 export const number = (value) => digitsOf(three, value);
 

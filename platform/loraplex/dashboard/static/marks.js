@@ -67,6 +67,21 @@ export const CauseBar = ({ causes }) => html`<${ShareBar} label="Queue time by c
 export const FinishBar = ({ finishes }) => html`<${ShareBar} label="Endings" text=${format.count}
   parts=${FINISHES.map((one) => ({ ...one, value: finishes[one.key] ?? 0 }))} />`;
 
+/** What a bar of endings is made of: colour, name and number of each that there is. */
+export const FinishCounts = ({ finishes }) =>
+  FINISHES.filter(({ key }) => finishes[key] > 0).map(
+    ({ key, label, color }) =>
+      html`<span class="pair" key=${key}><${Key} color=${color} />${label} ${format.count(
+        finishes[key],
+      )}</span> `,
+  );
+
+/** The colours of all endings, above a table that has bars of them. */
+export const FinishLegend = () => html`<p class="legend"><span>endings:</span>${FINISHES.map(
+  ({ key, label, color }) =>
+    html`<span class="pair" key=${key}><${Key} color=${color} />${label}</span>`,
+)}</p>`;
+
 /** The causes with their seconds and shares, largest first, and what would help. */
 export function CauseTable({ causes, advise }) {
   const total = causeSum(causes);

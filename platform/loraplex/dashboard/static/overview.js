@@ -5,8 +5,9 @@ import { useData } from "./api.js";
 import { CAUSES, causeColor } from "./causes.js";
 import { Chart, percentileSeries } from "./chart.js";
 import * as format from "./format.js";
-import { CauseTable, FinishBar, Key } from "./marks.js";
+import { CauseTable, FinishBar, FinishCounts, Key } from "./marks.js";
 import { Freshness, Panel, Waiting } from "./panel.js";
+import { Quota } from "./quota.js";
 import { rangeOf } from "./router.js";
 
 export function Overview({ session, route, stream }) {
@@ -30,6 +31,7 @@ export function Overview({ session, route, stream }) {
           <${CauseTable} causes=${view.totals.causes} advise /></div>
       <//>
       <${Sums} totals=${view.totals} />
+      ${!session.is_admin && html`<${Quota} range=${range} again=${stream.recoveries} />`}
     </div>`;
 }
 
@@ -43,7 +45,10 @@ function Now({ live, session }) {
     <${Tile} name="output tokens" value=${format.rate(live.output_tokens_rate)}
       more=${`prompt ${format.rate(live.prompt_tokens_rate)}`} />
     <${Spread} name="first token" of=${live.ttft} limit=${session.slo_ttft_seconds} />
-    <${Spread} name="token gap" of=${live.token_gap} limit=${session.slo_token_seconds} />
+    <${Spread} name="time per token" of=${live.token_time} limit=${session.slo_token_seconds}
+      title=${`The mean of each request. Longest gap between two tokens of one: p95 ${format.seconds(
+        live.token_gap.p95,
+      )}`} />
     <${Tile} name="running" value=${format.count(live.running)}
       more=${engine && `of ${format.count(engine.max_running)} seats`} />
     <${Tile} name="waiting" value=${format.count(live.waiting)} more=${html`<${WaitingFor}
@@ -70,14 +75,14 @@ function Now({ live, session }) {
 const Tile = ({ name, value, more }) => html`<div class="tile"><dt>${name}</dt>
   <dd class="value">${value}</dd><dd class="more">${more || "\u00a0"}</dd></div>`;
 
-/** Percentiles beside the target that goodput counts by. */
-function Spread({ name, of, limit }) {
+/** A percentile beside the target that goodput counts by. */
+function Spread({ name, of, limit, title }) {
   const late = of.p95 != null && of.p95 > limit;
-  return html`<div class="tile"><dt>${name}, p95</dt>
+  return html`<div class="tile" title=${title}><dt>${name}, p95</dt>
     <dd class=${late ? "value late" : "value"}>${format.seconds(of.p95)}${
       late ? html`<span class="hidden"> over the target</span>` : ""
     }</dd>
-    <dd class="more">p50 ${format.seconds(of.p50)}, p99 ${format.seconds(of.p99)}</dd></div>`;
+    <dd class="more">target ${format.tick(limit, "s")}, p50 ${format.seconds(of.p50)}</dd></div>`;
 }
 
 function WaitingFor({ by }) {
@@ -108,7 +113,10 @@ function Charts({ view, query, session }) {
     <${Chart} title="Time to first token"
       about=${`target ${format.seconds(session.slo_ttft_seconds)}`} unit="s" x=${x}
       csv=${csv("latency")} series=${percentileSeries(view.ttft)} />
-    <${Chart} title="Token gap" about=${`target ${format.seconds(session.slo_token_seconds)}`}
+    <${Chart} title="Time per token" unit="s" x=${x} csv=${csv("latency")}
+      about=${`mean of a request, target ${format.seconds(session.slo_token_seconds)}`}
+      series=${percentileSeries(view.token_time, "--line-2")} />
+    <${Chart} title="Longest token gap" about="of each request; it has no target"
       unit="s" x=${x}
       csv=${csv("latency")} series=${percentileSeries(view.token_gap, "--line-2")} />
     <${Chart} title="Requests" unit="per_second" x=${x} csv=${csv("throughput")} series=${[
@@ -141,12 +149,17 @@ function Sums({ totals }) {
     ["within both targets", `${format.count(totals.good_requests)} (${format.share(good)})`],
     ["queue time, p50 / p95 / p99", spread(totals.queue)],
     ["first token, p50 / p95 / p99", spread(totals.ttft)],
-    ["token gap, p50 / p95 / p99", spread(totals.token_gap)],
+    ["time per token, p50 / p95 / p99", spread(totals.token_time)],
+    ["longest token gap, p50 / p95 / p99", spread(totals.token_gap)],
     ["end to end, p50 / p95 / p99", spread(totals.end_to_end)],
     ["prompt tokens", `${format.count(totals.prompt_tokens)}, ${format.share(cached)} cached`],
     ["output tokens", format.count(totals.output_tokens)],
     ["preemptions", format.count(totals.preemptions)],
-    ["endings", html`<${FinishBar} finishes=${totals.finishes} />`],
+    [
+      "endings",
+      html`<${FinishBar} finishes=${totals.finishes} /><${FinishCounts}
+        finishes=${totals.finishes} />`,
+    ],
     [
       "refused",
       refused.length ? refused.map(([code, n]) => `${code} ${format.count(n)}`).join(", ") : "none",

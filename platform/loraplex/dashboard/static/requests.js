@@ -32,7 +32,7 @@ export function Requests({ requests, csv }) {
           scope="col">took</th>
         <th scope="col">queued</th><th scope="col" class="text">by cause</th><th
           scope="col">load</th>
-        <th scope="col">first token</th><th scope="col">longest gap</th><th scope="col">prompt</th>
+        <th scope="col">first token</th><th scope="col">decode</th><th scope="col">longest gap</th><th scope="col">prompt</th>
         <th scope="col">cached</th><th scope="col">output</th><th scope="col"
           class="text">ended</th>
         <th scope="col">preempted</th></tr></thead>
@@ -60,6 +60,9 @@ function Row({ one, longest }) {
     <td class="text" title=${causesText(one.causes)}><${CauseBar} causes=${one.causes} /></td>
     <td>${format.seconds(one.load_seconds)}</td>
     <td>${format.seconds(one.ttft_seconds)}</td>
+    <td title="without waits after a preemption, which are in “queued”">${format.seconds(
+      decodeSeconds(one),
+    )}</td>
     <td>${format.seconds(one.longest_gap_seconds)}</td>
     <td>${format.count(one.prompt_tokens)}</td>
     <td>${format.count(one.cached_tokens)}</td>
@@ -69,6 +72,25 @@ function Row({ one, longest }) {
   </tr>`;
 }
 
+/** The first changes and the last of a timeline are kept: then more would be told of none. */
+const MAX_MOMENTS = 32;
+
+const spansOf = (one) =>
+  one.timeline.map(([start, state], i) => ({
+    start,
+    state,
+    end: one.timeline[i + 1]?.[0] ?? one.end_to_end_seconds,
+  }));
+
+/** Seconds in `decode` alone: what was waited for after a preemption is queue time. */
+function decodeSeconds(one) {
+  if (!one.preemptions) return one.decode_seconds;
+  if (one.timeline.length > MAX_MOMENTS) return null;
+  return spansOf(one)
+    .filter(({ state }) => state === "decode")
+    .reduce((sum, { start, end }) => sum + end - start, 0);
+}
+
 const causesText = (causes) =>
   CAUSES.filter(({ key }) => causes[key] > 0)
     .map(({ key, label }) => `${label} ${format.seconds(causes[key])}`)
@@ -76,11 +98,7 @@ const causesText = (causes) =>
 
 /** The states as a bar; prefill chunks are told apart by the gaps between them. */
 function Timeline({ one, longest }) {
-  const spans = one.timeline.map(([start, state], i) => ({
-    start,
-    state,
-    end: one.timeline[i + 1]?.[0] ?? one.end_to_end_seconds,
-  }));
+  const spans = spansOf(one);
   const said = one.timeline
     .map(([offset, state]) => `${state} at ${format.seconds(offset)}`)
     .join(", ");

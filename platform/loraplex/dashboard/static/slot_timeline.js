@@ -71,25 +71,28 @@ function Legend({ kinds }) {
 }
 
 function Stay({ span, left, right, end }) {
-  const y = span.slot * LANE + 2;
+  // A slot is reserved while another adapter is still to leave it: below that one, at half height.
+  const half = span.kind === "reserved" ? (LANE - 4) / 2 : 0;
+  const y = span.slot * LANE + 2 + half;
+  const height = LANE - 4 - half;
   const width = Math.max(1, right - left);
   const name =
     adapterLabel(span.tenant, span.adapter) + (span.version != null ? `@${span.version}` : "");
   const short = span.adapter ?? "others";
   const fits =
     width > 8 + LETTER * name.length ? name : width > 8 + LETTER * short.length ? short : null;
-  const said = `slot ${span.slot}: ${name} ${span.kind} from ${format.time(span.start)} ${
+  const said = `slot ${span.slot}: ${name} ${span.kind}${half ? " for it" : ""} from ${format.time(span.start)} ${
     span.end == null ? "until now" : `to ${format.time(span.end)}`
-  }, ${format.seconds((span.end ?? end) - span.start)}`;
+  }, ${format.seconds((span.end ?? end) - span.start)}${span.is_pinned ? ", pinned" : ""}`;
   return html`<g class="stay"><title>${said}</title>
-    <rect x=${left} y=${y} width=${width} height=${LANE - 4}
+    <rect x=${left} y=${y} width=${width} height=${height}
       style=${{ fill: `var(${adapterColor(span.tenant, span.adapter)})` }} />
     ${
       span.kind !== "resident" &&
-      html`<rect x=${left} y=${y} width=${width} height=${LANE - 4}
+      html`<rect x=${left} y=${y} width=${width} height=${height}
       fill=${`url(#hatch-${span.kind})`} />`
     }
-    ${fits && html`<text x=${left + 4} y=${y + 13}>${fits}</text>`}</g>`;
+    ${fits && !half && html`<text x=${left + 4} y=${y + 13}>${fits}</text>`}</g>`;
 }
 
 function Mark({ mark, x }) {

@@ -2,7 +2,7 @@
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { finishSum } from "./causes.js";
 import * as format from "./format.js";
-import { FinishBar, LengthShare } from "./marks.js";
+import { FinishBar, FinishLegend, LengthShare } from "./marks.js";
 import { Figures, Panel } from "./panel.js";
 
 /** A call-out for a version that runs to its limit where the one before it stopped. */
@@ -62,7 +62,7 @@ export function Versions({ view, csv }) {
     },
     { label: "length", cell: (row) => html`<${LengthShare} finishes=${row.finishes} />` },
   ];
-  return html`<${Panel} title="Versions" csv=${csv} wide><div class="scroll" tabindex="0"
+  return html`<${Panel} title="Versions" csv=${csv} wide><${FinishLegend} /><div class="scroll" tabindex="0"
     role="region"
     aria-label="Versions, table"><${Figures} caption="Versions" columns=${columns}
       rows=${[...view.versions].sort((a, b) => b.version - a.version)}
@@ -122,7 +122,7 @@ export function Publishes({ publishes, csv }) {
           class=${row.verdict === "never_stops" ? "late" : ""}>${VERDICTS[row.verdict]}</span>`,
     },
   ];
-  return html`<${Panel} title="Endings before and after each publish" double csv=${csv}><div
+  return html`<${Panel} title="Endings before and after each publish" double csv=${csv}><${FinishLegend} /><div
     class="scroll" tabindex="0" role="region"
     aria-label="Publishes, table"><${Figures} caption="Endings before and after each publish"
       columns=${columns}
