@@ -134,7 +134,7 @@ PAGES: list[tuple[Page, int]] = [
     (lambda s, now: adapters_table(s, BY_QUEUE_TIME, now), 6),
     (lambda s, now: adapters_table(s, SEARCH, now), 7),
     (lambda s, now: adapter_view(s, "acme", "a0007", "1h", now), 11),
-    (lambda s, now: slots(s, None, "1h", now), 4),
+    (lambda s, now: slots(s, None, "1h", now), 6),
 ]  # fmt: skip
 
 
