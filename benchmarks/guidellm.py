@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +32,18 @@ def guidellm(home: Path = HOME) -> Path:
     return program
 
 
-def closed_loop(
-    url: str, key: str, model: str, tokenizer: Path, folder: Path,
-    *, concurrency: int, requests: int, prompt_tokens: int, output_tokens: int,
+def load(
+    url: str, key: str, model: str, tokenizer: Path, folder: Path, profile: Mapping[str, object],
+    *, requests: int, prompt_tokens: int, output_tokens: int,
 ) -> Seen:  # fmt: skip
-    """So many calls under way; its own report, read back."""
+    """One run of `profile`, in its own words; its own report, read back."""
     scenario, report = folder / "scenario.json", folder / "report.json"
     spec = {
         "backend": {
             "kind": "openai_http", "target": url, "model": model, "api_key": key,
             "request_format": "/v1/completions", "validate_backend": False, "http2": False,
         },
-        "profile": {"kind": "concurrent", "streams": [concurrency]},
+        "profile": profile,
         "constraints": [{"kind": "max_requests", "count": requests}],
         "tokenizer": {"kind": "huggingface_auto", "model": str(tokenizer)},
         "data": [
@@ -52,7 +53,7 @@ def closed_loop(
             }
         ],
     }  # fmt: skip
-    metadata = {"name": "closed-loop", "description": "A closed loop."}
+    metadata = {"name": "one-run", "description": "One run."}
     scenario.write_text(json.dumps({"metadata": metadata, "spec": spec}))
     subprocess.run(
         [str(guidellm()), "run", "-c", str(scenario), "--output", f"kind=json,path={report}",

@@ -1,9 +1,10 @@
 """An engine without a model: the real server, scheduler and socket on a runner that does nothing.
 
-    python -m benchmarks.paced_engine STEP_SECONDS < ARGS.json
+    python -m benchmarks.paced_engine STEP_SECONDS [whole] < ARGS.json
 
-A step takes STEP_SECONDS (0: as short as it gets), counted from one start to the next. Rows say the
-same English text over and over, in tokens of the model's own tokenizer.
+A step takes STEP_SECONDS (0: as short as it gets), counted from one end to the next, or, where
+steps are to be whole, from its own start, however late a request comes after the last one. Rows say
+the same English text over and over, in tokens of the model's own tokenizer.
 """
 
 import sys
@@ -40,13 +41,16 @@ class NoWeights(NamedTuple):
 class PacedRunner:
     """`engine.adapter_source.Runner` without tensors."""
 
-    def __init__(self, token_ids: list[int], step_seconds: float) -> None:
+    def __init__(self, token_ids: list[int], step_seconds: float, is_whole: bool) -> None:
         self._drawn = [SampledRow((SampledToken(token_id),)) for token_id in token_ids]
         self._step_seconds = step_seconds
+        self._is_whole = is_whole
         self._last_end = 0.0
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        time.sleep(max(0.0, self._last_end + self._step_seconds - time.monotonic()))
+        now = time.monotonic()
+        begun = now if self._is_whole else self._last_end
+        time.sleep(max(0.0, begun + self._step_seconds - now))
         self._last_end = time.monotonic()
         return StepResult(
             [
@@ -62,7 +66,7 @@ class PacedRunner:
         """Nothing to do."""
 
 
-def main(step_seconds: float) -> int:
+def main(step_seconds: float, is_whole: bool) -> int:
     args = parse_engine_args(sys.stdin.buffer.read())
     configure_logs(args.log_format, process="engine", generation=args.generation)
     die_with_parent(args.parent_pid)
@@ -88,7 +92,7 @@ def main(step_seconds: float) -> int:
         device="none",
     )
     parts = EngineParts.assemble(
-        PacedRunner(tokenizer.encode(TEXT), step_seconds),
+        PacedRunner(tokenizer.encode(TEXT), step_seconds, is_whole),
         lambda digest, folder: NoWeights(digest),
         config=config,
         limits=AdapterLimits(cache_dir=Path(args.cache_dir)),
@@ -98,4 +102,4 @@ def main(step_seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1])))
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:] == ["whole"]))

@@ -40,7 +40,10 @@ class PacedService:
 
 
 @contextlib.contextmanager
-def paced_service(model_dir: Path, step_seconds: float) -> Generator[PacedService]:
+def paced_service(
+    model_dir: Path, step_seconds: float, *, has_whole_steps: bool = False
+) -> Generator[PacedService]:
+    """See `benchmarks.paced_engine` for its steps."""
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="lp-", dir="/tmp"))
         root = Path(name)
@@ -57,9 +60,8 @@ def paced_service(model_dir: Path, step_seconds: float) -> Generator[PacedServic
                 "generation": 1,
             }
         )
-        engine = stack.enter_context(
-            _process(["benchmarks.paced_engine", str(step_seconds)], engine_args, log)
-        )
+        pace = [str(step_seconds), *["whole"] * has_whole_steps]
+        engine = stack.enter_context(_process(["benchmarks.paced_engine", *pace], engine_args, log))
         descriptor = listener.fileno()
         pulse = stack.enter_context(open(os.devnull, "wb"))  # nobody watches for signs of life
         api = stack.enter_context(
