@@ -64,3 +64,7 @@ class StaticAttention(Protocol):
         Launches depend on these numbers only: grids and splits are those of the capacity.
         """
         ...
+
+    def static_plan_bytes(self, num_rows: int, max_blocks: int) -> int:
+        """Of device memory that such a plan holds."""
+        ...

@@ -67,6 +67,7 @@ def _build_cuda(
         max_model_len=args.max_model_len,
         gpu_memory_utilization=args.gpu_memory_utilization,
         decode_ladder=args.effective_decode_ladder,
+        kv_cache_dtype=args.kv_cache_dtype,
         name=args.model_name,
         quantization=args.quantization,
     )

@@ -18,6 +18,11 @@ from lora_kernels import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 
 
+def decode_buffer_bytes(size: int, row_tile: int) -> int:
+    """Of device memory that `DecodeBuffers` allocate themselves."""
+    return 8 * (2 * padded_rows(size, row_tile) + 2 * size)
+
+
 class DecodeBuffers:
     """Room for `size` rows, filled anew in each step."""
 

@@ -42,6 +42,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`auto`: as the model was saved."""
     quantization: Literal["int8", "fp8", "nf4", "int4"] | None = None
     """Of the layers' weights, at start; needs `loraplex[quantization]`. None: none."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Of keys and values. `auto`: the model's; `fp8`: 8-bit floats (e4m3), on a GPU only."""
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
     cpu_kernels: Text = "auto"
@@ -129,6 +131,11 @@ def parse_engine_args(document: bytes | str) -> EngineArgs:
         )
     if not Path(args.socket_path).is_absolute():
         raise ConfigError(f"socket_path must be absolute: {args.socket_path}")
+    if args.kv_cache_dtype != "auto" and args.device == "cpu":
+        raise ConfigError(
+            f"kv_cache_dtype {args.kv_cache_dtype} needs device cuda: on a CPU keys and values "
+            "stay in the model's dtype"
+        )
     if args.effective_max_cpu_loras < args.max_loras:
         raise ConfigError(
             f"max_cpu_loras ({args.effective_max_cpu_loras}) must be at least max_loras "

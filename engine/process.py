@@ -112,6 +112,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         dtype=built.dtype,
         device=built.device,
         quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
         lora_kernels=built.kernels.name,
         max_cpu_loras=limits.max_cpu_loras,
         cpu_lora_bytes=limits.cpu_lora_bytes,

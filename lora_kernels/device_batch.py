@@ -56,14 +56,9 @@ class DeviceLoraBatch:
         self.is_static = variant is not None
         self._architecture = architecture or _architecture(self.device)
         self._max_tiles = max_rows
-        self._buffer = torch.zeros(
-            TILE_FIELDS * self._max_tiles + max_rows, dtype=torch.int32, device=device
-        )
-        parts = 1 if batch_invariant else MAX_SPLIT_K
-        entries = max(max_rows, parts * min(max_rows, SMALL_BATCH_ROWS))
-        self.shrunk = torch.empty(
-            entries * max_slices * _padded_rank(max_rank), dtype=torch.float32, device=device
-        )
+        self._buffer = torch.zeros(_map_values(max_rows), dtype=torch.int32, device=device)
+        values = _shrunk_values(max_rows, max_slices, max_rank, batch_invariant=batch_invariant)
+        self.shrunk = torch.empty(values, dtype=torch.float32, device=device)
         """Shrunk rows; a table lays them out as it needs."""
         self.num_rows = 0
         self.segment_slot: tuple[int, ...] = ()
@@ -159,6 +154,24 @@ class DeviceLoraBatch:
             raise ValueError(f"{len(order)} entries, segments end at {batch.segment_indptr[-1]}")
         if len(order) and (order.min() < 0 or order.max() >= batch.num_rows):
             raise ValueError(f"an entry is no row of the {batch.num_rows} in the batch")
+
+
+def batch_bytes(
+    max_rows: int, *, max_slices: int, max_rank: int, batch_invariant: bool = True
+) -> int:
+    """Of device memory that a batch of this capacity holds."""
+    values = _shrunk_values(max_rows, max_slices, max_rank, batch_invariant=batch_invariant)
+    return 4 * (_map_values(max_rows) + values)
+
+
+def _map_values(max_rows: int) -> int:
+    return (TILE_FIELDS + 1) * max_rows
+
+
+def _shrunk_values(max_rows: int, max_slices: int, max_rank: int, *, batch_invariant: bool) -> int:
+    parts = 1 if batch_invariant else MAX_SPLIT_K
+    entries = max(max_rows, parts * min(max_rows, SMALL_BATCH_ROWS))
+    return entries * max_slices * _padded_rank(max_rank)
 
 
 def _tile_map(

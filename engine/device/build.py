@@ -7,8 +7,9 @@ import torch
 
 from adapter_store.base_model import read_base_model
 from adapter_store.errors import BaseModelError
-from engine.attention import AttentionBackend
+from engine.attention import AttentionBackend, StaticAttention
 from engine.build_runner import BuiltRunner, SamplerFactory
+from engine.decode_buffers import decode_buffer_bytes
 from engine.decode_ladder import DecodeLadder, ladder_sizes
 from engine.device.device_runner import DeviceRunner
 from engine.device.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
@@ -45,11 +46,13 @@ def build_device_runner(
     name: str | None = None,
     make_sampler: SamplerFactory | None = None,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> BuiltRunner:
     """Load a model onto a device and build its runner; see `engine.build_runner.build_runner`.
 
     Memory is measured by a step at the token budget, then divided by `plan_memory`, whose
     arithmetic is logged. Graphs of decode steps are captured before this returns.
+    `kv_cache_dtype` is `auto` (the model's) or `fp8`: e4m3 with scales of 1, half the bytes.
 
     Raises ConfigError for a model or a setting that can never work, and for what does not fit.
     """
@@ -59,6 +62,7 @@ def build_device_runner(
         )
     config = read_decoder_config(model_dir, max_model_len)
     model_dtype = _choose_dtype(dtype, config)
+    kv_dtype = _choose_kv_dtype(kv_cache_dtype, model_dtype)
     try:
         base = read_base_model(model_dir, name=name)
     except BaseModelError as error:
@@ -87,7 +91,7 @@ def build_device_runner(
         sampler = setup.make_sampler(config, grammars)
     else:
         sampler = WaitingSampler(make_sampler(config.vocab_size, config.eos_token_ids))
-    parts = _Parts(setup, config, ops, decoder, sampler, block_size)
+    parts = _Parts(setup, config, ops, decoder, sampler, block_size, kv_dtype)
     budget = max(max_num_batched_tokens, max_num_seqs)
     stager = InputStager(
         setup.device,
@@ -95,11 +99,15 @@ def build_device_runner(
         setup.ragged_batch(padded_rows(max_num_seqs, decoder.row_tile), model_dtype),
     )
     sizes = ladder_sizes(max_num_seqs) if decode_ladder else ()
+    max_blocks = min(-(-length // block_size), num_kv_blocks or length)
     needs = MemoryNeeds(
         weights=max(held - setup.pool_rows * row_size, 0),
         activations=parts.measure(stager, budget, max_num_seqs),
         num_graphs=len(sizes) * (2 if setup.max_loras else 1),
         graph_tensors=parts.measure(stager, max_num_seqs, max_num_seqs) if sizes else 0,
+        buffers=parts.buffer_bytes(sizes, max_blocks)
+        + setup.batch_bytes(padded_rows(budget, decoder.row_tile))
+        + setup.batch_bytes(padded_rows(max_num_seqs, decoder.row_tile)),
         adapter_rows=setup.pool_rows,
         adapter_row_bytes=row_size,
         bytes_per_block=kv_bytes_per_block(
@@ -107,7 +115,7 @@ def build_device_runner(
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=block_size,
-            dtype=model_dtype,
+            dtype=kv_dtype,
         ),
         block_size=block_size,
         max_num_batched_tokens=budget,
@@ -120,7 +128,7 @@ def build_device_runner(
         setup.device.facts(), needs, utilization=gpu_memory_utilization, num_kv_blocks=num_kv_blocks
     )
     structlog.get_logger("engine.memory").info("memory", plan=plan.text)
-    runner = parts.runner(stager, plan, sizes, length)
+    runner = parts.runner(stager, plan, sizes, max_blocks)
     return BuiltRunner(
         runner=runner,
         base=base,
@@ -158,6 +166,7 @@ class _Parts:
         decoder: Decoder,
         sampler: LaunchingSampler,
         block_size: int,
+        kv_dtype: torch.dtype,
     ) -> None:
         self._setup = setup
         self._config = config
@@ -165,6 +174,7 @@ class _Parts:
         self._decoder = decoder
         self._sampler = sampler
         self._block_size = block_size
+        self._kv_dtype = kv_dtype
         self._attention: AttentionBackend = ops.make_attention(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -186,8 +196,21 @@ class _Parts:
             profile_rows(num_tokens, max_num_seqs, self._config.max_model_len, self._block_size),
         )
 
+    def buffer_bytes(self, sizes: tuple[int, ...], max_blocks: int) -> int:
+        """What a ladder of these sizes holds beside its graphs, and the logits that they share."""
+        if not sizes:
+            return 0
+        attention, total = self._attention, 0
+        for size in sizes:
+            total += decode_buffer_bytes(size, self._decoder.row_tile)
+            if self._setup.max_loras:
+                total += self._setup.batch_bytes(size)
+            if isinstance(attention, StaticAttention):
+                total += attention.static_plan_bytes(size, max_blocks)
+        return total + sizes[-1] * self._config.vocab_size * self._decoder.dtype.itemsize
+
     def runner(
-        self, stager: InputStager, plan: MemoryPlan, sizes: tuple[int, ...], length: int
+        self, stager: InputStager, plan: MemoryPlan, sizes: tuple[int, ...], max_blocks: int
     ) -> DeviceRunner:
         setup, dtype = self._setup, self._decoder.dtype
         kv_cache = self._cache(plan.num_kv_blocks + 1)
@@ -199,7 +222,7 @@ class _Parts:
                 self._attention,
                 setup.device,
                 sizes=sizes,
-                max_blocks=min(-(-length // self._block_size), plan.num_kv_blocks),
+                max_blocks=max_blocks,
                 padding_block=plan.num_kv_blocks,
                 make_lora=(lambda size: setup.static_batch(size, dtype))
                 if setup.max_loras
@@ -226,8 +249,21 @@ class _Parts:
             head_dim=config.head_dim,
             num_blocks=num_blocks,
             block_size=self._block_size,
-            dtype=self._decoder.dtype,
+            dtype=self._kv_dtype,
         )
+
+
+def _choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return dtype
+    if name != "fp8":
+        raise ConfigError(f"kv_cache_dtype must be auto or fp8, not {name!r}")
+    if dtype is torch.float32:
+        raise ConfigError(
+            "kv_cache_dtype: fp8 holds keys and values of bfloat16 and float16 models; dtype is "
+            "float32"
+        )
+    return torch.float8_e4m3fn
 
 
 def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:

@@ -61,6 +61,8 @@ class CudaDevice:
         self._side = torch.cuda.Stream(self.torch_device)
         self._capturing = torch.cuda.Stream(self.torch_device)
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._outputs: Tensor | None = None
+        """Bytes that graphs leave their results in; as many as the largest result so far has."""
 
     def put(self, target: Tensor, values: npt.NDArray[Any]) -> None:
         """See `Device.put`."""
@@ -101,16 +103,26 @@ class CudaDevice:
             yield
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """See `Device.capture`. Graphs share their memory: a run's output holds until the next."""
+        """See `Device.capture`. Graphs share their memory: a run's output holds until the next.
+
+        A result that a graph holds on to is memory that the next one cannot have, so they are
+        copied to one place; best the largest is captured first.
+        """
         self._capturing.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(self._capturing):
-            for _ in range(_WARM_UPS):
+            for _ in range(_WARM_UPS - 1):
                 function()
+            output = self._output_like(function())
         torch.cuda.current_stream(self.torch_device).wait_stream(self._capturing)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing):
-            output = function()
+            output.copy_(function())
         return CudaReplay(graph, output)
+
+    def _output_like(self, result: Tensor) -> Tensor:
+        if self._outputs is None or self._outputs.numel() < result.nbytes:
+            self._outputs = torch.empty(result.nbytes, dtype=torch.uint8, device=self.torch_device)
+        return self._outputs[: result.nbytes].view(result.dtype).view(result.shape)
 
     def facts(self) -> DeviceFacts:
         """See `Device.facts`."""

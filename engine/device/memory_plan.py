@@ -2,7 +2,7 @@
 
 may use  =  utilization x all of the device
          -  what others use
-         -  weights, activations, graphs, adapters   (measured, or by their shapes)
+         -  weights, activations, graphs, buffers, adapters   (measured, or by their shapes)
          =  KV cache                                 (in whole blocks)
 """
 
@@ -39,6 +39,9 @@ class MemoryNeeds:
     num_graphs: int
     graph_tensors: int
     """Shared by all graphs: activations of the largest decode step."""
+    buffers: int
+    """Tensors that keep their places: tables, partial sums and logits of decode steps, and what
+    adapters' rows are laid out in."""
     adapter_rows: int
     """Rank rows of each pool."""
     adapter_row_bytes: int
@@ -86,7 +89,8 @@ def plan_memory(
     others = max(0, facts.total - facts.free - facts.own)
     graphs = needs.num_graphs * GRAPH_BYTES + needs.graph_tensors
     adapters = needs.adapter_rows * needs.adapter_row_bytes
-    left = allowed - others - needs.weights - needs.activations - graphs - adapters
+    taken = needs.weights + needs.activations + graphs + needs.buffers + adapters
+    left = allowed - others - taken
     one_sequence = -(-needs.max_model_len // needs.block_size)
     room = max(0, left) // needs.bytes_per_block - SPARE_BLOCKS
     blocks = num_kv_blocks or max(0, min(room, needs.max_num_seqs * one_sequence))
@@ -102,6 +106,7 @@ def plan_memory(
             f"a step of {needs.max_num_batched_tokens} tokens, measured",
         ),
         _line("-", graphs, "graphs", f"{needs.num_graphs} of decode steps, estimated"),
+        _line("-", needs.buffers, "buffers", "of decode steps, and of adapters' rows"),
         _line(
             "-",
             adapters,

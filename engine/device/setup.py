@@ -11,7 +11,7 @@ from engine.device.device import Device, HostDevice
 from engine.models.decoder_config import DecoderConfig
 from engine.ops import DecoderOps
 from engine.sampling.launched import LaunchingSampler
-from lora_kernels.device_batch import DeviceLoraBatch
+from lora_kernels.device_batch import DeviceLoraBatch, batch_bytes
 from lora_kernels.device_kernels import DeviceKernels, device_kernels, rank_rows
 from lora_kernels.device_table import MAX_SLICES
 from lora_kernels.tiles import pick_variant
@@ -55,6 +55,15 @@ class DeviceSetup:
     def static_batch(self, num_rows: int, dtype: torch.dtype) -> DeviceLoraBatch:
         """For graphs of decode steps. Its kernels fit as many adapters as there are slots."""
         return self._batch(num_rows, dtype, is_static=True)
+
+    def batch_bytes(self, num_rows: int) -> int:
+        """Of device memory that a batch for so many rows holds."""
+        return batch_bytes(
+            num_rows,
+            max_slices=MAX_SLICES,
+            max_rank=self.max_lora_rank,
+            batch_invariant=self.batch_invariant,
+        )
 
     def _batch(self, num_rows: int, dtype: torch.dtype, *, is_static: bool) -> DeviceLoraBatch:
         segments = max(1, min(num_rows, self.max_loras))

@@ -193,5 +193,6 @@ def _can_pack(weight: Tensor) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and weight.dtype is not torch.float16  # most CPUs lack what its layout is for
         and (weight.dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

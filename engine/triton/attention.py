@@ -162,6 +162,14 @@ class TritonAttention:
         nothing = decode_tiles(rows, rows, np.full_like(rows, -1))
         return StaticAttentionPlan(self.plan_of([("decode", nothing)], tables, num_rows))
 
+    def static_plan_bytes(self, num_rows: int, max_blocks: int) -> int:
+        """See `engine.attention.StaticAttention`."""
+        values = num_rows * (TILE_FIELDS + max_blocks)
+        num_splits = self._num_splits("decode", num_rows)
+        if num_splits > 1:
+            values += num_rows * self._num_heads * num_splits * (self._head_dim + 1)
+        return 4 * values
+
     def plan_of(
         self, maps: list[tuple[Kind, TileMap]], block_tables: IntArray, num_tokens: int
     ) -> AttentionPlan:
@@ -179,11 +187,7 @@ class TritonAttention:
         return AttentionPlan(tables.view(block_tables.shape), groups, num_tokens)
 
     def _group(self, kind: Kind, tiles: Tensor, num_tokens: int) -> TileGroup:
-        num_splits = 1
-        if kind == "decode" and not self._batch_invariant:
-            num_splits = choose_num_splits(
-                len(tiles), self._num_kv_heads, self._max_positions, self._architecture
-            )
+        num_splits = self._num_splits(kind, len(tiles))
         if num_splits == 1:
             return TileGroup(kind, tiles, 1)
         shape = (num_tokens, self._num_heads, num_splits)
@@ -193,6 +197,13 @@ class TritonAttention:
             num_splits,
             torch.empty(*shape, self._head_dim, dtype=torch.float32, device=self._device),
             torch.empty(*shape, dtype=torch.float32, device=self._device),
+        )
+
+    def _num_splits(self, kind: Kind, num_tiles: int) -> int:
+        if kind != "decode" or self._batch_invariant:
+            return 1
+        return choose_num_splits(
+            num_tiles, self._num_kv_heads, self._max_positions, self._architecture
         )
 
     def attend(
@@ -311,6 +322,6 @@ class TritonAttention:
                 "BLOCK_D": padded_head_dim(self._head_dim),
                 "NUM_SPLITS": group.num_splits,
             },
-            num_warps=1 if group.num_splits * self._head_dim <= 2048 else 4,
+            num_warps=1 if group.num_splits * self._head_dim <= 2048 else 8,
             num_stages=1,
         )

@@ -64,9 +64,13 @@ def attention_tile(
         raise ValueError(f"heads have {head_dim} channels; the kernel takes up to {MAX_HEAD_DIM}")
     table = table_of(architecture)
     narrow, wide = (_FLOAT if dtype is torch.float32 else _HALF[table])[kind]
-    tile = wide if head_dim > _NARROW else narrow
-    if kind == "decode" and dtype is torch.uint8:
-        # Floats made of bytes stand beside them in registers: of whole tiles, some would spill.
+    is_fp8, is_wide = dtype is torch.uint8, head_dim > _NARROW
+    tile = wide if is_wide else narrow
+    # Floats made of bytes stand beside them in registers: of whole tiles, some would spill. So
+    # would the scores of small heads on sm_100 (Triton 3.6), where a thread has 128 registers.
+    if (is_fp8 and (kind == "decode" or is_wide)) or (
+        table == 100 and kind == "chunk" and head_dim <= _NARROW // 2 and tile.positions > 32
+    ):
         tile = replace(tile, positions=tile.positions // 2)
     return replace(tile, rows=max(tile.rows, 1 << (group - 1).bit_length()))
 

@@ -101,6 +101,16 @@ def test_the_plan_is_made_of_what_was_measured(model_dir, monkeypatch):
     assert needs.weights == 10 * MIB - 16 * row_bytes
     assert (needs.activations, needs.graph_tensors) == (1 * MIB, 2 * MIB), "two steps were run"
     assert needs.num_graphs == 2 * 3, "1, 2 and 3 rows, with and without adapters"
+    held = [rung.buffers for rung in built.runner._ladder._rungs]
+    batches = [built.runner._stager._lora, built.runner._stager._logit_lora]
+    batches += [buffers.lora for buffers in held]
+    logits = 3 * 272 * 4
+    assert needs.buffers == logits + sum(
+        [
+            *(batch._buffer.nbytes + batch.shrunk.nbytes for batch in batches),
+            *(each._tensors.nbytes + each.inputs.logit_tokens.nbytes for each in held),
+        ]
+    )
     assert built.num_kv_blocks == 3 * 7, "as many as its sequences need"
     assert built.runner._kv_cache.num_blocks == 22
     assert built.max_model_len == 100
@@ -125,6 +135,28 @@ def test_a_setting_that_can_never_work_is_refused(model_dir, rank, settings, mes
     setup = replace(setup_of(device), max_lora_rank=rank)
     with pytest.raises(ConfigError, match=message):
         build_device_runner(model_dir, setup, **settings)
+
+
+def test_eight_bits_hold_twice_as_many_keys_of_a_half_precision_model_and_none_of_a_float32(
+    model_dir, monkeypatch
+):
+    seen = []
+
+    def refuse(facts, needs, **options):
+        seen.append(needs.bytes_per_block)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(module, "plan_memory", refuse)
+    for cache in ("auto", "fp8"):
+        with pytest.raises(ConfigError, match="seen"):
+            build(model_dir, HostDevice(), dtype="bfloat16", kv_cache_dtype=cache)
+    assert seen[0] == 2 * seen[1] > 0
+    for dtype, cache, message in (
+        ("float32", "fp8", "kv_cache_dtype: fp8 holds keys and values of bfloat16 and float16"),
+        ("bfloat16", "int8", "kv_cache_dtype must be auto or fp8, not 'int8'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(model_dir, HostDevice(), dtype=dtype, kv_cache_dtype=cache)
 
 
 def test_a_machine_without_a_gpu_refuses_to_run_on_one(monkeypatch):

@@ -134,3 +134,13 @@ def test_a_share_of_memory_that_is_none_is_refused_by_name(lab):
     )
     with pytest.raises(ConfigError, match="gpu_memory_utilization"):
         parse_engine_args(document)
+
+
+def test_keys_in_eight_bits_are_refused_on_a_cpu_and_reach_a_gpu(lab):
+    document = msgspec.json.encode(args_of(lab, kv_cache_dtype="fp8"))
+    with pytest.raises(ConfigError, match="kv_cache_dtype fp8 needs device cuda"):
+        parse_engine_args(document)
+    on_gpu = args_of(lab, kv_cache_dtype="fp8", device="cuda")
+    assert parse_engine_args(msgspec.json.encode(on_gpu)).kv_cache_dtype == "fp8"
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        parse_engine_args(document.replace(b'"kv_cache_dtype":"fp8"', b'"kv_cache_dtype":"fp4"'))

@@ -55,6 +55,9 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--quantization", type=click.Choice(["int8", "fp8", "nf4", "int4"]),
               help="Hold the layers' weights in fewer bits; needs "
               "loraplex[quantization].")  # fmt: skip
+@click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto",
+              show_default=True, help="Of keys and values: the model's, or 8-bit floats, on a "
+              "GPU only.")  # fmt: skip
 @click.option("--no-prefix-cache", is_flag=True, help="Recompute shared prompts.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True,
               help="API processes; more than 1 need PostgreSQL and Redis.")  # fmt: skip
@@ -90,7 +93,7 @@ def serve(
     max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, warm_up_seconds: float,
     max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
-    dtype: str, quantization: str | None, no_prefix_cache: bool, workers: int,
+    dtype: str, quantization: str | None, kv_cache_dtype: str, no_prefix_cache: bool, workers: int,
     api_silence_seconds: float, drain_seconds: float, metrics_port: int | None,
     metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, threads: int | None,
     device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
@@ -119,6 +122,7 @@ def serve(
         engine={
             "dtype": dtype,
             "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "max_loras": max_loras,
             "max_lora_rank": max_lora_rank,
             "max_cpu_loras": max_cpu_loras,

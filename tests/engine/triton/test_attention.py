@@ -73,6 +73,10 @@ def test_a_static_plan_serves_later_steps_and_padding_touches_nothing(is_split):
     limit = 4096 if is_split else 1
     sequences = PagedSequences((4, 2, 16), torch.float32, lengths, max_positions=limit)
     plan = sequences.attention.make_static_plan(3, 6, sequences.cache)
+    (group,) = plan.plan.groups
+    held = [plan.plan.block_tables, group.tiles, group.partial, group.lse]
+    bytes_held = sum(tensor.nbytes for tensor in held if tensor is not None)
+    assert bytes_held == sequences.attention.static_plan_bytes(3, 6)
     addresses = [t.data_ptr() for t in (plan.plan.block_tables, plan.plan.groups[0].tiles)]
     for parts in ([(0, 40, 41), (1, 19, 20), (2, 0, 1)], [(2, 32, 33), (0, 49, 50), (1, 4, 5)]):
         got = sequences.run(parts, None, plan)
