@@ -9,6 +9,7 @@ from adapter_store.errors import AdapterFormatError
 from adapter_store.module_rules import ModuleRule, ModuleRules
 from adapter_store.peft_config import PeftConfig
 from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, shown
+from adapter_store.saved_modules import shape_error, take_saved
 from adapter_store.tensor_keys import (
     LoraKey,
     Nesting,
@@ -53,14 +54,15 @@ class BoundAdapter:
     """Every tensor of an adapter, accounted for.
 
     `bindings` are ordered by layer and name. `biases` maps modules to the keys of biases that
-    replace the base's. `base_copies` maps the keys of full weights to the tensor of the base that
-    they repeat; the header shows their shape only, so whoever has the file must compare the
-    values. `untrained` are modules that the config targets and that have no tensors: PEFT leaves
-    those as they are in the base.
+    replace the base's, `saved` to the keys of weights that do. `base_copies` maps the keys of full
+    weights to the tensor of the base that they repeat; the header shows their shape only, so
+    whoever has the file must compare the values. `untrained` are modules that the config targets
+    and that have no tensors: PEFT leaves those as they are in the base.
     """
 
     bindings: tuple[Binding, ...]
     biases: Mapping[str, str]
+    saved: Mapping[str, str]
     nesting: Nesting
     base_copies: Mapping[str, str]
     untrained: tuple[str, ...]
@@ -83,7 +85,7 @@ def bind_adapter(
     if not header.tensors:
         raise AdapterFormatError("no_tensors", "the weights file has no tensors")
     _check_dtypes(header)
-    lora_keys, base_copies = _sort_keys(header, base)
+    lora_keys, base_copies = _sort_keys(config, header, base)
     nesting = _common_nesting(lora_keys)
     parts = _gather_parts(lora_keys)
     rules = _Rules(config, base, nesting)
@@ -102,6 +104,7 @@ def bind_adapter(
         scaling = rule.alpha / divisor
         bindings.append(Binding(module, rule.rank, scaling, a_key, b_key, *extra_keys))
     biases = _take_biases(config, base_copies, base, rules)
+    saved = take_saved(config, base_copies, base, parts)
     largest = max(bindings, key=lambda binding: binding.rank)
     if largest.rank > max_rank:
         raise AdapterFormatError(
@@ -117,7 +120,7 @@ def bind_adapter(
             "`init_lora_weights` makes PEFT start it at random",
             field=untrained[0],
         )
-    return BoundAdapter(tuple(bindings), biases, nesting, base_copies, untrained)
+    return BoundAdapter(tuple(bindings), biases, saved, nesting, base_copies, untrained)
 
 
 class _Rules:
@@ -188,7 +191,9 @@ def _check_dtypes(header: SafetensorsHeader) -> None:
             )
 
 
-def _sort_keys(header: SafetensorsHeader, base: BaseModel) -> tuple[list[LoraKey], dict[str, str]]:
+def _sort_keys(
+    config: PeftConfig, header: SafetensorsHeader, base: BaseModel
+) -> tuple[list[LoraKey], dict[str, str]]:
     lora_keys: list[LoraKey] = []
     base_copies: dict[str, str] = {}
     foreign: list[str] = []
@@ -199,7 +204,7 @@ def _sort_keys(header: SafetensorsHeader, base: BaseModel) -> tuple[list[LoraKey
             lora_keys.append(lora_key)
         elif base_name in base.tensors:
             if info.shape != base.tensors[base_name].info.shape:
-                raise full_weight(key)
+                raise shape_error(config, key, base_name, base)
             base_copies[key] = base_name
         elif lora_key is None and (reason := unservable_reason(key)) is not None:
             raise _unsupported_tensor(key, reason)
@@ -218,16 +223,6 @@ def _sort_keys(header: SafetensorsHeader, base: BaseModel) -> tuple[list[LoraKey
             f"no tensor is a LoRA matrix of a module of {base.name}: {_samples(base_copies)}",
         )
     return lora_keys, base_copies
-
-
-def full_weight(key: str) -> AdapterFormatError:
-    """The refusal of a fully trained weight."""
-    return AdapterFormatError(
-        "full_weight",
-        f"{shown(key)} is a full weight that differs from the base's; only LoRA matrices are "
-        "served (a weight equal to the base's is ignored)",
-        field=shown(key, quote=False),
-    )
 
 
 def _common_nesting(lora_keys: Sequence[LoraKey]) -> Nesting:

@@ -44,7 +44,8 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     `bytes` is the size of the weights file, `rank` the largest rank of a module, `nesting` what
     stood before `layers.N` in the tensor keys. `no_op` means that every module's product B A is
     zero, so that the adapter answers as the base does. `features` says what there is beside LoRA
-    of the layers' linears: `bias`, `dora`, `embedding`, `lm_head`, `lora_bias`.
+    of the layers' linears: `bias`, `dora`, `embedding`, `lm_head`, `lora_bias`, `modules_to_save`.
+    `full_weights` are the modules whose weight is the adapter's own (`input_layernorm of 0-5`).
     """
 
     digest: str
@@ -60,6 +61,7 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     ignored: list[IgnoredTensors] = []
     warnings: list[str] = []
     features: list[str] = []
+    full_weights: list[str] = []
 
 
 def group_modules(modules: Iterable[tuple[str, int, float]]) -> list[BoundModules]:
@@ -75,6 +77,12 @@ def group_modules(modules: Iterable[tuple[str, int, float]]) -> list[BoundModule
         BoundModules(kind, _ranges(numbers), len(numbers) or 1, rank, scaling)
         for (kind, rank, scaling), numbers in sorted(layers.items())
     ]
+
+
+def group_paths(modules: Iterable[str]) -> list[str]:
+    """Group paths of modules over their layers, as `input_layernorm of 0-5`."""
+    groups = group_modules((module, 0, 1.0) for module in modules)
+    return [f"{g.module} of {g.layers}" if g.layers else g.module for g in groups]
 
 
 def _ranges(numbers: Iterable[int]) -> str:

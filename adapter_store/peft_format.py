@@ -5,22 +5,24 @@ or tensor at fault, and no tensor is left aside without being named in the repor
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
-from adapter_store.binding import Binding, BoundAdapter, bind, bind_adapter, full_weight
+from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel, StoredTensor
+from adapter_store.binding import Binding, BoundAdapter, bind, bind_adapter
 from adapter_store.conformance import (
     BaseMatch,
     ConformanceReport,
     IgnoredTensors,
     group_modules,
+    group_paths,
 )
 from adapter_store.digest import hash_adapter
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig, parse_config
-from adapter_store.safetensors_header import SafetensorsHeader, read_header, shown
+from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, read_header, shown
+from adapter_store.saved_modules import check_sizes, full_weight, without_weights
 from adapter_store.tensor_scan import scan_tensor, tensors_equal
 
 __all__ = ["Binding", "InspectedAdapter", "bind", "inspect_adapter"]
@@ -39,23 +41,34 @@ class InspectedAdapter:
     biases: Mapping[str, str]
     """Keys of the biases that replace the base's, by module."""
     report: ConformanceReport
+    saved: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys of the weights that replace the base's, by module: of norms and the two ends."""
 
 
 def inspect_adapter(
-    config: bytes, weights: Path, base: BaseModel, *, max_rank: int
+    config: bytes,
+    weights: Path,
+    base: BaseModel,
+    *,
+    max_rank: int,
+    max_full_values: int | None = None,
 ) -> InspectedAdapter:
     """Check an adapter's two files against the base, down to every value of every tensor.
 
-    Reads the weights twice, a chunk at a time. Raises AdapterFormatError.
+    `max_full_values` bounds what an own embedding and output layer have together. Reads the
+    weights twice, a chunk at a time. Raises AdapterFormatError.
     """
     peft_config = parse_config(config)
     header = read_header(weights, max_header_bytes=MAX_HEADER_BYTES)
     bound = bind_adapter(peft_config, header, base, max_rank=max_rank)
     zero_keys = _scan_values(weights, header)
     _check_base_copies(weights, header, base, bound.base_copies)
+    untrained = _copies_among(bound.saved, weights, header, base)
+    saved = {module: key for module, key in bound.saved.items() if module not in untrained}
+    check_sizes(saved, header.tensors, max_full_values)
     digest = hash_adapter(peft_config, weights)
-    features = _features(peft_config, bound)
-    no_op = not {"dora", "lora_bias", "bias"} & set(features) and all(
+    features = _features(peft_config, bound, saved)
+    no_op = not {"dora", "lora_bias", "bias", "modules_to_save"} & set(features) and all(
         not zero_keys.isdisjoint((b.a_key, b.b_key)) for b in bound.bindings
     )
     report = ConformanceReport(
@@ -69,16 +82,17 @@ def inspect_adapter(
         nesting=str(bound.nesting),
         no_op=no_op,
         base_match=_base_match(peft_config, base),
-        ignored=_ignored(bound),
+        ignored=_ignored([*bound.base_copies, *untrained.values()]),
         warnings=_warnings(peft_config, bound, no_op=no_op),
         features=features,
+        full_weights=group_paths(saved),
     )
     return InspectedAdapter(
-        digest, peft_config.result_fields(), bound.bindings, bound.biases, report
+        digest, peft_config.result_fields(), bound.bindings, bound.biases, report, saved
     )
 
 
-def _features(config: PeftConfig, bound: BoundAdapter) -> list[str]:
+def _features(config: PeftConfig, bound: BoundAdapter, saved: Mapping[str, str]) -> list[str]:
     modules = {binding.module for binding in bound.bindings}
     present = {
         "bias": bool(bound.biases),
@@ -86,6 +100,7 @@ def _features(config: PeftConfig, bound: BoundAdapter) -> list[str]:
         "embedding": EMBEDDING in modules,
         "lm_head": OUTPUT_LAYER in modules,
         "lora_bias": config.lora_bias,
+        "modules_to_save": bool(saved),
     }
     return [name for name, is_there in present.items() if is_there]
 
@@ -111,10 +126,24 @@ def _check_base_copies(
 ) -> None:
     with weights.open("rb") as file:
         for key, name in copies.items():
-            stored = base.tensors[name]
-            with stored.file.open("rb") as base_file:
-                if not tensors_equal(file, header.tensors[key], base_file, stored.info):
-                    raise full_weight(key)
+            if not _equals_base(file, header.tensors[key], base.tensors[name]):
+                raise full_weight(key)
+
+
+def _copies_among(
+    saved: Mapping[str, str], weights: Path, header: SafetensorsHeader, base: BaseModel
+) -> dict[str, str]:
+    with weights.open("rb") as file:
+        return {
+            module: key
+            for module, key in saved.items()
+            if _equals_base(file, header.tensors[key], base.tensors[f"{module}.weight"])
+        }
+
+
+def _equals_base(file: BinaryIO, info: TensorInfo, stored: StoredTensor) -> bool:
+    with stored.file.open("rb") as base_file:
+        return tensors_equal(file, info, base_file, stored.info)
 
 
 def _base_match(config: PeftConfig, base: BaseModel) -> BaseMatch:
@@ -132,14 +161,14 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
-def _ignored(bound: BoundAdapter) -> list[IgnoredTensors]:
-    if not bound.base_copies:
+def _ignored(base_copies: list[str]) -> list[IgnoredTensors]:
+    if not base_copies:
         return []
     return [
         IgnoredTensors(
             reason="equal to the base's weights",
-            count=len(bound.base_copies),
-            sample=shown(min(bound.base_copies), quote=False),
+            count=len(base_copies),
+            sample=shown(min(base_copies), quote=False),
         )
     ]
 
@@ -153,8 +182,8 @@ def _warnings(config: PeftConfig, bound: BoundAdapter, *, no_op: bool) -> list[s
             f"the config targets {len(bound.untrained)} modules without tensors, which stay as in "
             f"the base: '{bound.untrained[0]}' is the first"
         )
-    if config.modules_to_save:
-        names = shown(", ".join(config.modules_to_save))
+    if absent := without_weights(config, bound.saved):
+        names = shown(", ".join(absent))
         warnings.append(f"`modules_to_save` names {names}; the file holds no trained weights of it")
     if not bound.nesting.is_standard:
         warnings.append(f"the keys are not nested as PEFT writes them: {shown(str(bound.nesting))}")

@@ -9,11 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from adapter_store.base_model import EMBEDDING, BaseModel
+from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_format import Binding, InspectedAdapter, inspect_adapter
 from engine.base_weights import adapted_row_norms, read_base_bias
 from engine.errors import AdapterUnavailable
+from engine.models.own_weights import OwnWeights
 from engine.models.projections import (
     OUTPUT_PROJECTION,
     SPLIT_PROJECTIONS,
@@ -45,6 +46,8 @@ class AdapterWeights:
     affines: Mapping[ProjectionKey, ColumnAffine] = field(default_factory=dict[Any, Any])
     """Of projections that DoRA or trained biases change beside."""
     embedding: EmbeddingLora | None = None
+    own: OwnWeights | None = None
+    """In place of the base's."""
 
     @property
     def is_uncommon(self) -> bool:
@@ -52,6 +55,7 @@ class AdapterWeights:
         return (
             bool(self.affines)
             or self.embedding is not None
+            or self.own is not None
             or OUTPUT_PROJECTION in self.projections
         )
 
@@ -63,6 +67,7 @@ def load_adapter(
     *,
     max_rank: int,
     dtype: torch.dtype,
+    max_full_values: int | None = None,
     projections: LayerProjections = SPLIT_PROJECTIONS,
     kernels: Kernels = TORCH_KERNELS,
     scheme: Scheme | None = None,
@@ -71,18 +76,21 @@ def load_adapter(
 
     The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
     Values are rounded to `dtype`, and fused into `projections` for `kernels`: all three the
-    model's. `scheme` is how the base is quantised. Raises AdapterUnavailable.
+    model's. `scheme` is how the base is quantised; `max_rank` and `max_full_values` are those of
+    `inspect_adapter`. Raises AdapterUnavailable.
     """
     weights_file = folder / WEIGHTS_FILE
     try:
         config = (folder / CONFIG_FILE).read_bytes()
-        inspected = inspect_adapter(config, weights_file, base, max_rank=max_rank)
+        inspected = inspect_adapter(
+            config, weights_file, base, max_rank=max_rank, max_full_values=max_full_values
+        )
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
         with safe_open(weights_file, "pt") as file:
             source = _Source(inspected, file, base, dtype, scheme)
             slots = list(iter_projections(base.num_layers, projections))
-            embedding = source.embedding()
+            embedding, own = source.embedding(), source.own()
             fused = {
                 key: kernels.fuse(slices, dtype)
                 for key, spec in slots
@@ -102,9 +110,12 @@ def load_adapter(
         digest=digest,
         rank=max(binding.rank for binding in inspected.bindings),
         projections=fused,
-        nbytes=sum(part.nbytes for part in (*fused.values(), *affines.values(), embedding) if part),
+        nbytes=sum(
+            part.nbytes for part in (*fused.values(), *affines.values(), embedding, own) if part
+        ),
         affines=affines,
         embedding=embedding,
+        own=own,
     )
 
 
@@ -121,6 +132,7 @@ class _Source:
     ) -> None:
         self._bindings = {binding.module: binding for binding in inspected.bindings}
         self._biases = inspected.biases
+        self._saved = inspected.saved
         self._file = file
         self._base = base
         self._dtype = dtype
@@ -150,6 +162,17 @@ class _Source:
         part = self._read(binding)
         a, b = (tensor.to(self._dtype).to(torch.float32) for tensor in (part.a, part.b))
         return EmbeddingLora(a.T.contiguous(), b.contiguous(), part.scaling)
+
+    def own(self) -> OwnWeights | None:
+        if not self._saved:
+            return None
+        # Copies: the file's own pages would be read from disk within a step.
+        weights: dict[str, Tensor] = {
+            module: self._file.get_tensor(key).to(self._dtype, copy=True)
+            for module, key in self._saved.items()
+        }
+        ends = weights.pop(EMBEDDING, None), weights.pop(OUTPUT_LAYER, None)
+        return OwnWeights(weights, *ends)
 
     def check_all_taken(self) -> None:
         left = {*self._bindings, *self._biases} - self._taken

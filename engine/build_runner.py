@@ -68,6 +68,8 @@ class BuiltRunner:
     """What the self-test found; None where it was not asked for."""
     scheme: Scheme | None = None
     """How the layers' weights are quantised; None: not."""
+    max_full_values: int | None = None
+    """Values of an adapter's own embedding and output layer together at most; None: any number."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread.
@@ -82,6 +84,7 @@ class BuiltRunner:
             digest,
             self.base,
             max_rank=self.max_lora_rank,
+            max_full_values=self.max_full_values,
             dtype=getattr(torch, self.dtype),
             projections=self.projections,
             kernels=self.kernels,

@@ -3,7 +3,7 @@
 A step of one token a row runs at the next size up, its last rows padding (`decode_buffers`). Each
 size has two graphs, without adapters and with: then most steps of a service whose tenants all use
 the base do not launch what finds nothing to do. Whatever a graph does not cover (prefills, and
-adapters of the embedding, of the output layer, with DoRA or trained biases) runs as it is.
+adapters of the embedding, of the output layer, with DoRA, trained biases or norms) runs as it is.
 """
 
 from bisect import bisect_left

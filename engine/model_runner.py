@@ -75,6 +75,7 @@ class ModelRunner:
         for key, projection in self.projections.items():
             projection.install(slot, weights.projections.get(key), weights.affines.get(key))
         self._decoder.embedding_lora.install(slot, weights.embedding)
+        self._decoder.own_weights.install(slot, weights.own)
         if self._ladder is not None and weights.is_uncommon:
             self._ladder.uncommon_slots.add(slot)
 
@@ -83,6 +84,7 @@ class ModelRunner:
         for projection in self.projections.values():
             projection.clear(slot)
         self._decoder.embedding_lora.install(slot, None)
+        self._decoder.own_weights.install(slot, None)
         if self._ladder is not None:
             self._ladder.uncommon_slots.discard(slot)
 

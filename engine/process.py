@@ -97,6 +97,11 @@ def build_parts(args: EngineArgs) -> EngineParts:
     config = dataclasses.replace(
         config, num_kv_blocks=built.num_kv_blocks, max_model_len=built.max_model_len
     )
+    # A device's memory is planned without an adapter's own embedding or output layer. In the host's
+    # they have their part of a slot's, so that all slots at once hold no more than may be cached.
+    own_bytes = 0 if args.device == "cuda" else limits.cpu_lora_bytes // max(config.max_loras, 1)
+    value_bytes = 4 if built.dtype == "float32" else 2
+    built = dataclasses.replace(built, max_full_values=own_bytes // value_bytes)
     info = EngineInfo(
         model=built.base.name,
         fingerprint=built.base.fingerprint,
@@ -109,6 +114,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_loras=config.max_loras,
         max_lora_rank=args.max_lora_rank,
+        max_full_values=built.max_full_values,
         dtype=built.dtype,
         device=built.device,
         quantization=args.quantization,

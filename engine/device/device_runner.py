@@ -23,6 +23,7 @@ from engine.device.device import Device
 from engine.device.staging import InputStager
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.models.own_weights import OwnWeights
 from engine.sampling.launched import LaunchedDraw, LaunchingSampler
 from engine.scheduled_batch import (
     SampledRow,
@@ -171,11 +172,14 @@ class DeviceRunner:
             )
         embedding = weights.embedding
         self._decoder.embedding_lora.install(slot, embedding and self._embedding_there(embedding))
+        own = weights.own
+        self._decoder.own_weights.install(slot, own and self._own_there(own))
 
     def _clear(self, slot: int) -> None:
         for projection in self.projections.values():
             projection.clear(slot)
         self._decoder.embedding_lora.install(slot, None)
+        self._decoder.own_weights.install(slot, None)
 
     def _affine_there(self, affine: ColumnAffine) -> ColumnAffine:
         parts: list[Any] = [
@@ -185,6 +189,13 @@ class DeviceRunner:
 
     def _embedding_there(self, lora: EmbeddingLora) -> EmbeddingLora:
         return replace(lora, a=self._there(lora.a), b=self._there(lora.b))
+
+    def _own_there(self, own: OwnWeights) -> OwnWeights:
+        norms = {path: self._there(weight) for path, weight in own.norms.items()}
+        ends = [
+            end if end is None else self._there(end) for end in (own.embedding, own.output_layer)
+        ]
+        return OwnWeights(norms, *ends)
 
     def _there(self, values: Tensor) -> Tensor:
         return self._device.send(values.numpy())

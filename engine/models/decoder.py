@@ -11,6 +11,7 @@ from engine.attention import AttentionBackend
 from engine.batch_inputs import BatchInputs
 from engine.kv_cache import KVCache
 from engine.models.decoder_config import DecoderConfig
+from engine.models.own_weights import FINAL_NORM, NormPlace, OwnRows, OwnWeightsTable
 from engine.models.projection import Projection
 from engine.models.projections import (
     OUTPUT_PROJECTION,
@@ -38,6 +39,8 @@ from lora_kernels.device_kernels import Kernels, Table
 
 if TYPE_CHECKING:  # benchmarks make decoders where there is no checkpoint, and no adapter_store
     from adapter_store.base_model import BaseModel
+
+_FINAL_NORM_PATH = "model.norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,14 @@ class Decoder:
             config.vocab_size, config.hidden_size, lm_head.lora.num_slots
         )
         """The adapter slots of the embedding."""
+        self.own_weights = OwnWeightsTable(
+            _norm_places(config),
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            unit_offset_norms=config.unit_offset_norms,
+            num_slots=lm_head.lora.num_slots,
+        )
+        """The adapter slots of whole weights in place of the base's."""
         self._embedding = embedding
         self._final_norm = final_norm
         self._lm_head = lm_head
@@ -123,7 +134,10 @@ class Decoder:
         storing = rotate if isinstance(rotate, StoringRotation) else None
         eps, activation, lora = self.config.norm_eps, self.config.activation, inputs.lora
         num_heads, head_dim = self.config.num_heads, self.config.head_dim
+        own = self._own_rows(lora)
         x = self._embedding.take_rows(inputs.token_ids)
+        if own is not None:
+            own.embed_(x, inputs.token_ids)
         if self.embedding_lora.is_used:
             self.embedding_lora.add_(x, inputs.token_ids, lora)
         if self._embedding_scale is not None:
@@ -134,6 +148,8 @@ class Decoder:
                 normed = ops.norm(x, layer.attention_norm, eps)
             else:
                 normed = ops.add_and_norm_(x, update, layer.attention_norm, eps)
+            if own is not None:
+                own.norm_(normed, x, NormPlace(index, "attention_norm"))
             qkv = layer.qkv(normed, lora)
             heads = qkv.view(qkv.shape[0], -1, head_dim)
             if storing is not None:
@@ -148,20 +164,44 @@ class Decoder:
             if index == len(self.layers) - 1:
                 # Nobody reads what else the last layer would make of tokens that do not sample.
                 x, attended, lora = self._only_sampling(inputs, x, attended)
+                own = self._own_rows(lora)
             update = layer.out(attended, lora)
             if layer.attention_out_norm is not None:
-                update = ops.norm(update, layer.attention_out_norm, eps)
+                update = self._norm_update(
+                    update, layer.attention_out_norm, own, NormPlace(index, "attention_out_norm")
+                )
             normed = ops.add_and_norm_(x, update, layer.mlp_norm, eps)
+            if own is not None:
+                own.norm_(normed, x, NormPlace(index, "mlp_norm"))
             gate_up = layer.gate_up(normed, lora)
             update = layer.down(ops.activate(gate_up, activation), lora)
             if layer.mlp_out_norm is not None:
-                update = ops.norm(update, layer.mlp_out_norm, eps)
+                update = self._norm_update(
+                    update, layer.mlp_out_norm, own, NormPlace(index, "mlp_out_norm")
+                )
         assert update is not None
         normed = ops.add_and_norm_(x, update, self._final_norm, eps)
+        if own is not None:
+            own.norm_(normed, x, FINAL_NORM)
         batch = lora if self._lm_head.is_adapted else self._no_adapters
         logits = self._lm_head(normed, batch)[: len(inputs.logit_slots)]
+        if own is not None:
+            own.project_(logits, normed)
         cap = self.config.logit_softcap
         return logits if cap is None else _soft_cap(logits, cap)
+
+    def _own_rows(self, lora: LoraBatch | DeviceLoraBatch) -> OwnRows | None:
+        if not self.own_weights.is_used:
+            return None
+        return self.own_weights.rows(lora, self.ops, self.config.norm_eps)
+
+    def _norm_update(
+        self, update: Tensor, weight: Tensor, own: OwnRows | None, place: NormPlace
+    ) -> Tensor:
+        normed = self.ops.norm(update, weight, self.config.norm_eps)
+        if own is not None:
+            own.norm_(normed, update, place)
+        return normed
 
     def _query_key_value(
         self, layer: DecoderLayer, heads: Tensor, rotate: RotationOp
@@ -230,7 +270,7 @@ def load_decoder(
             _load_layer(config, ops, reader, index, make_table, scheme)
             for index in range(config.num_layers)
         )
-        final_norm = _load_norm(config, reader, "model.norm.weight", config.hidden_size)
+        final_norm = _load_norm(config, reader, f"{_FINAL_NORM_PATH}.weight", config.hidden_size)
         # A tied head is the embedding too, so that the weight is held once.
         rows = ops.make_linear(embedding, keep_rows=True)
         if config.tie_word_embeddings:
@@ -275,14 +315,13 @@ def _load_layer(
     def norm(name: str, size: int = hidden) -> Tensor:
         return _load_norm(config, reader, f"{module_path(index, name)}.weight", size)
 
-    specs, head_norms, post_norms = config.projections, config.qk_norm, config.post_norms
-    # Llama's name for the MLP's norm is Gemma 2's name for the norm of what attention adds.
-    mlp_norm = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
+    specs, head_norms = config.projections, config.qk_norm
+    norms = {field: norm(name) for field, name in _norm_names(config).items()}
     return DecoderLayer(
-        attention_norm=norm("input_layernorm"),
-        attention_out_norm=norm("post_attention_layernorm") if post_norms else None,
-        mlp_norm=norm(mlp_norm),
-        mlp_out_norm=norm("post_feedforward_layernorm") if post_norms else None,
+        attention_norm=norms["attention_norm"],
+        attention_out_norm=norms.get("attention_out_norm"),
+        mlp_norm=norms["mlp_norm"],
+        mlp_out_norm=norms.get("mlp_out_norm"),
         query_norm=norm("self_attn.q_norm", config.head_dim) if head_norms else None,
         key_norm=norm("self_attn.k_norm", config.head_dim) if head_norms else None,
         qkv=projection(specs.qkv, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
@@ -291,6 +330,31 @@ def _load_layer(
         down=projection(specs.down, inner, (hidden,), config.mlp_bias),
         window=config.windows[index],
     )
+
+
+def _norm_names(config: DecoderConfig) -> dict[str, str]:
+    """What Hugging Face calls the norms of a layer's residual stream, by `DecoderLayer`'s field.
+
+    Llama's name for the MLP's norm is Gemma 2's name for the norm of what attention adds.
+    """
+    if not config.post_norms:
+        return {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    return {
+        "attention_norm": "input_layernorm",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    }
+
+
+def _norm_places(config: DecoderConfig) -> dict[str, NormPlace]:
+    names = _norm_names(config).items()
+    places = {
+        module_path(layer, name): NormPlace(layer, field)
+        for layer in range(config.num_layers)
+        for field, name in names
+    }
+    return {**places, _FINAL_NORM_PATH: FINAL_NORM}
 
 
 def _load_norm(config: DecoderConfig, reader: WeightReader, name: str, size: int) -> Tensor:

@@ -49,6 +49,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"bias": "all", "lora_bias": True, "target_modules": ["q_proj"]},
     ),
+    "own norms": (
+        "llama",
+        {
+            "target_modules": ["q_proj"],
+            "modules_to_save": ["input_layernorm", "post_attention_layernorm", "norm"],
+        },
+    ),
+    "own last norm": ("qwen2", {"target_modules": ["v_proj"], "modules_to_save": ["model.norm"]}),
+    "own norms with an offset": (
+        "gemma2",
+        {"target_modules": ["o_proj"], "modules_to_save": ["layernorm", "embed_tokens"]},
+    ),
+    "own output layer": ("llama", {"target_modules": ALL_LINEARS, "modules_to_save": ["lm_head"]}),
+    "own output layer beside a tied embedding": (
+        "smollm",
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
+    "own output layer under a soft cap": (
+        "gemma2",
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
+    "own embedding beside a tied output layer": (
+        "smollm",
+        {"target_modules": ["down_proj"], "modules_to_save": ["embed_tokens"]},
+    ),
+    "own everything with DoRA": (
+        "llama",
+        {
+            "use_dora": True,
+            "target_modules": ["q_proj", "up_proj"],
+            "modules_to_save": ["embed_tokens", "lm_head", "norm"],
+        },
+    ),
     "DoRA": ("llama", {"use_dora": True, "target_modules": ALL_LINEARS}),
     "DoRA of a part": ("smollm", {"use_dora": True, "r": 3, "target_modules": ["v_proj"]}),
     "DoRA of biased linears": ("biased", {"use_dora": True, "target_modules": ALL_LINEARS}),
@@ -110,7 +143,7 @@ def test_it_equals_peft_alone_and_between_others(labs, name):
     assert not torch.allclose(base_run.logits[0], crowd[1].logits[0], atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["both ends", "DoRA", "bias of B"])
+@pytest.mark.parametrize("name", ["both ends", "DoRA", "bias of B", "own everything with DoRA"])
 def test_a_cleared_slot_shows_nothing_of_it(labs, name):
     base, config = CASES[name]
     lab: ModelLab = labs(base)
@@ -134,7 +167,9 @@ def test_a_mixed_batch_changes_no_bit_in_bfloat16(tmp_path):
     lab.install(
         1, lab.adapter("dora", seed=1, use_dora=True, bias="all", target_modules=["q_proj"])
     )
-    requests = [(70, 0), (3, None), (41, 1), (64, 0), (17, None), (90, 1)]
+    own = {"modules_to_save": ["embed_tokens", "lm_head", "norm"], "target_modules": ["o_proj"]}
+    lab.install(3, lab.adapter("own", seed=2, **own))
+    requests = [(70, 0), (3, None), (41, 1), (64, 3), (17, None), (90, 1), (33, 3), (8, 0)]
 
     def run(requests, chunk):
         driver = lab.driver()

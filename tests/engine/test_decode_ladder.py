@@ -22,7 +22,7 @@ FULL = {
     "seed": 1,
 }
 PARTIAL = {"r": 3, "target_modules": ["v_proj"], "layers_to_transform": [2], "seed": 2}
-DORA = {"r": 4, "use_dora": True, "seed": 3}
+DORA = {"r": 4, "use_dora": True, "modules_to_save": ["norm"], "seed": 3}
 SIZES = (1, 2, 3, 6, 9)
 PADDING = NUM_BLOCKS - 1
 

@@ -146,6 +146,22 @@ def test_a_base_row_and_an_adapters_beside_it_equal_peft(lab: Lab):
     assert_all_exact(lab, cases, tokens)
 
 
+def test_an_adapter_with_norms_and_an_output_layer_of_its_own_equals_peft(lab: Lab, tmp_path: Path):
+    own = {"target_modules": ["v_proj"], "modules_to_save": ["norm", "lm_head", "embed_tokens"]}
+    path = make_tiny_adapter(tmp_path / "own", lab.model_dir, r=2, **own)
+    digest = digest_of(path)
+    lab.weights[digest] = lab.built.load_adapter(digest, path)
+    cases = [
+        (msgspec.structs.replace(request, adapter=adapter, sampling=short), folder)
+        for (request, _), adapter, folder in zip(
+            requests_of(lab)[1:3], (None, digest), (None, path), strict=True
+        )
+        for short in [msgspec.structs.replace(request.sampling, max_tokens=2)]
+    ]
+    tokens = run(engine_of(lab, overlap=True), [request for request, _ in cases])
+    assert_all_exact(lab, cases, tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_request_of_a_crowded_engine_equals_peft(lab: Lab, overlap: bool):

@@ -42,10 +42,13 @@ def set_tensor(folder: Path, key: str, value: torch.Tensor) -> None:
     edit_tensors(folder, lambda tensors: tensors | {key: value})
 
 
-def inspect_folder(folder: Path, base: BaseModel, *, max_rank: int = 64) -> InspectedAdapter:
+def inspect_folder(
+    folder: Path, base: BaseModel, *, max_rank: int = 64, max_full_values: int | None = None
+) -> InspectedAdapter:
     return inspect_adapter(
         (folder / "adapter_config.json").read_bytes(),
         folder / "adapter_model.safetensors",
         base,
         max_rank=max_rank,
+        max_full_values=max_full_values,
     )

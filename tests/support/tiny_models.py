@@ -142,6 +142,7 @@ def make_tiny_adapter(
     `strength` is how large an update is beside what it is added to.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.utils.other import ModulesToSaveWrapper
 
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     config = LoraConfig(
@@ -170,6 +171,11 @@ def make_tiny_adapter(
                 module.lora_embedding_A[name].normal_(0, 1, generator=generator)
                 width = 0.5 * strength / (module.scaling[name] * b.shape[1] ** 0.5)
                 b.normal_(0, width, generator=generator)
+        for module in model.modules():
+            if isinstance(module, ModulesToSaveWrapper):
+                for own in module.modules_to_save.parameters():
+                    drawn = torch.randn(own.shape, generator=generator)
+                    own.add_(drawn * strength * own.std())
         if config.bias != "none":
             for name, parameter in model.named_parameters():
                 if name.endswith(".bias") and ".lora_" not in name:

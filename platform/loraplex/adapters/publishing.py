@@ -58,7 +58,14 @@ async def publish(
     config, weights = await _files(services, upload, folder)
     backends = services.backends
     inspected: InspectedAdapter = await anyio.to_thread.run_sync(
-        partial(inspect_adapter, config, weights, backends.base_model, max_rank=max_rank),
+        partial(
+            inspect_adapter,
+            config,
+            weights,
+            backends.base_model,
+            max_rank=max_rank,
+            max_full_values=backends.engine.info.max_full_values,
+        ),
         limiter=services.inspections,
     )
     digest = inspected.digest
