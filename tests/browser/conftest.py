@@ -22,6 +22,7 @@ TENANTS = ("acme", "zen")
 ADAPTERS = [("acme", "support"), ("acme", "legal"), ("acme", "sql-writer"), ("zen", "triage")]
 SIZES: dict[str, ViewportSize] = {
     "desktop": {"width": 1440, "height": 900},
+    "laptop": {"width": 1280, "height": 800},
     "phone": {"width": 390, "height": 844},
 }
 Scheme = Literal["light", "dark"]

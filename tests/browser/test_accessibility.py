@@ -19,6 +19,7 @@ def serious(page: Page) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: OpenPage, scheme: Scheme):
     page = open_page("/?range=5m", scheme=scheme)

@@ -97,6 +97,7 @@ def test_slow_requests_show_their_states_and_no_words(open_page: OpenPage, world
         assert SECRET not in page.request.get(f"/dashboard/api/{route}?range=5m").text()
 
 
+@pytest.mark.slow
 def test_a_version_that_never_stops_is_called_out(open_page: OpenPage, world: DashboardService):
     world.ask([("acme", "support")] * 40, stops=True)
     page = open_page("/adapters/acme/support?range=5m")
@@ -114,6 +115,7 @@ def test_a_version_that_never_stops_is_called_out(open_page: OpenPage, world: Da
     expect(versions.first).to_contain_text("default")
 
 
+@pytest.mark.slow
 def test_a_page_says_when_the_server_is_gone_and_recovers(
     open_page: OpenPage, world: DashboardService
 ):
@@ -136,7 +138,42 @@ def test_a_tenant_sees_its_own_adapters_only(open_page: OpenPage, world: Dashboa
     for path in ("/slots", "/batch", "/alerts", ""):
         page.goto(f"/dashboard{path}?range=5m")
         page.get_by_role("contentinfo").wait_for()
+        page.locator(".panel, .bar-above").first.wait_for()
         assert "acme" not in page.content()
+    assert page.get_by_text("KV blocks").count() == 0  # the engine's own
+
+
+def test_a_tenant_sees_its_quota_and_what_it_uses_of_it(
+    open_page: OpenPage, world: DashboardService
+):
+    with world.client(world.service.admin_key) as http:
+        limits = {"max_adapters": 4, "requests_per_minute": 50}
+        http.put("/admin/tenants/zen/quota", json=limits).raise_for_status()
+        world.ask([("zen", "triage")] * 2, stops=True)
+        page = open_page("/?range=5m", key=world.keys["zen"])
+        quota = page.get_by_role("region", name="Your quota")
+        expect(quota.locator("tr[data-quota=max_adapters]")).to_contain_text(
+            re.compile("adapters.*1.*4")
+        )
+        expect(quota.locator("tr[data-quota=requests_per_minute] td").first).to_have_text("2")
+        http.put("/admin/tenants/zen/quota", json={}).raise_for_status()
+
+
+@pytest.mark.slow
+def test_a_pinned_adapter_is_told_in_the_table_on_its_page_and_at_its_slot(
+    open_page: OpenPage, world: DashboardService
+):
+    with world.client(world.service.admin_key) as http:
+        residency = "/t/acme/v1/adapters/sql-writer/residency"
+        http.put(residency, json={"residency": "pinned"}).raise_for_status()
+        page = open_page("/slots?range=5m")
+        slot = page.get_by_role("region", name="Slots now, table").locator("tr", has_text="sql-wr")
+        expect(slot.first).to_contain_text("pinned", timeout=SECONDS)
+        page.goto("/dashboard/adapters?range=5m&q=sql-writer")
+        expect(page.locator("table.adapters tbody tr")).to_contain_text("pinned")
+        page.get_by_role("link", name="acme/sql-writer").click()
+        expect(page.locator(".tiles")).to_contain_text("pinned")
+        http.put(residency, json={"residency": "auto"}).raise_for_status()
 
 
 def test_a_revoked_key_ends_the_page(open_page: OpenPage, world: DashboardService):
@@ -149,6 +186,7 @@ def test_a_revoked_key_ends_the_page(open_page: OpenPage, world: DashboardServic
     expect(page.get_by_role("status")).to_contain_text("The session is over")
 
 
+@pytest.mark.slow
 def test_every_csv_link_leads_to_a_table(open_page: OpenPage):
     page = open_page("/?range=5m")
     for path in PAGES:
@@ -190,6 +228,28 @@ def test_nothing_is_wider_than_a_phone(open_page: OpenPage):
         page.get_by_role("contentinfo").wait_for()
         page.locator(".panel, .tall, .bar-above").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    page.goto("/dashboard/adapters?range=5m")
+    page.locator("table.adapters tbody tr").first.wait_for()
+    cells = page.locator("table.adapters tbody td:visible").evaluate_all(
+        "cells => cells.map(cell => cell.getBoundingClientRect().right)"
+    )
+    assert cells
+    assert max(cells) <= 390  # no column is cut: a row is a card
+    page.get_by_label("sorted by").select_option("adapter asc")
+    expect(page).to_have_url(re.compile("sort=adapter&order=asc"))
+
+
+@pytest.mark.slow
+def test_tiles_stand_in_one_row_on_a_small_desktop(open_page: OpenPage):
+    page = open_page("/?range=5m", size="laptop")
+    for path in ("", "/adapters/acme/legal"):
+        page.goto(f"/dashboard{path}?range=5m")
+        page.locator(".tile").first.wait_for()
+        tops = page.locator(".tile").evaluate_all(
+            "tiles => tiles.map(tile => tile.getBoundingClientRect().top)"
+        )
+        assert len(tops) == 8
+        assert len(set(tops)) == 1, path
 
 
 def test_an_answer_that_fails_is_told_and_can_be_tried_again(open_page: OpenPage):

@@ -12,7 +12,7 @@ import psutil
 from safetensors.torch import load_file, save
 
 from loraplex.demo.service import DemoService, demo_service
-from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_adapter, make_tiny_model
 
 SLOTS = 2
 ENGINE = [
@@ -77,8 +77,8 @@ class DashboardService:
         }  # fmt: skip
         if stops:
             body |= {"min_tokens": 6, "stop_token_ids": [_LAST], "logit_bias": {str(_LAST): 100}}
-        else:
-            body |= {"ignore_eos": True}
+        else:  # without `ignore_eos`: endings that a client asked for are no evidence
+            body |= {"logit_bias": {str(EOS_TOKEN_ID): -100}}
         with self.client(self.keys[tenant]) as http:
             reply = http.post("/v1/completions", json=body)
         assert reply.status_code == 200, reply.text

@@ -75,7 +75,7 @@ function Figures({ row, now }) {
     [
       "output tokens",
       format.count(row.output_tokens),
-      `prompt ${format.count(row.prompt_tokens)}, ${format.count(row.cached_tokens)} cached`,
+      `of prompts ${format.count(row.prompt_tokens)}`,
     ],
     [
       "length endings",
@@ -83,11 +83,11 @@ function Figures({ row, now }) {
       format.counted(row.preemptions, "preemption"),
     ],
     [
-      row.is_base ? "loads" : "in a slot",
+      row.is_base ? "loads" : `in a slot, ${placeOf(row)}`,
       row.is_base ? format.NONE : html`${format.share(row.resident_share)} <${Kept} row=${row} />`,
       row.is_base
         ? "the base is always there"
-        : `${placeOf(row)}; ${format.counted(row.loads, "load")}${
+        : `${format.counted(row.loads, "load")}${
             row.loads ? `, p95 ${format.seconds(row.load.p95)}` : ""
           }`,
     ],

@@ -23,7 +23,7 @@ export function Batch({ session, route, stream }) {
   return html`
     <${Freshness} data=${data} />
     <p class="muted summary">At most ${format.counted(view.max_batch_tokens, "token")}
-      and ${format.counted(view.max_rows, "row")} a step.
+      ${" "}and ${format.counted(view.max_rows, "row")} a step.
       ${
         recent.at.length > 0 &&
         ` The newest step ran at ${format.time(recent.at.at(-1))}: ${format.counted(recent.rows.at(-1), "row")} of ${format.counted(

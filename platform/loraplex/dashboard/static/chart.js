@@ -10,6 +10,11 @@ const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].flatMap((ten) => [
   2 * ten,
   5 * ten,
 ]);
+const SECONDS = [
+  ...[1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1].flatMap((ten) => [ten, 2 * ten, 5 * ten]),
+  ...[10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400],
+];
+const INCREMENTS = { count: WHOLE, tokens: WHOLE, s: SECONDS };
 const SYNC = uPlot.sync("time");
 
 /** A CSS variable's colour in the present theme. */
@@ -141,7 +146,7 @@ function options(shown, width) {
       drag: { setScale: false, x: false },
       points: { size: 5 },
     },
-    padding: [6, 16, 0, 0],
+    padding: [6, 28, 0, 0],
     legend: {
       markers: stacked
         ? { width: 0, fill: (_, i) => color(series[drawn[i - 1]].color) }
@@ -153,12 +158,12 @@ function options(shown, width) {
           },
     },
     axes: [
-      { ...axis, size: 26, space: 70, ...(ordinal ? { incrs: WHOLE } : { values: clockTicks }) },
+      { ...axis, size: 30, gap: 9, space: 70, ...(ordinal ? { incrs: WHOLE } : { values: clockTicks }) },
       {
         ...axis,
         size: 54,
         space: 34,
-        ...(unit === "count" || unit === "tokens" ? { incrs: WHOLE } : {}),
+        ...(INCREMENTS[unit] ? { incrs: INCREMENTS[unit] } : {}),
         values: (_, ticks) => ticks.map((tick) => format.tick(tick, unit)),
       },
     ],
@@ -213,19 +218,22 @@ function drawMarks(u, marks) {
   ctx.strokeStyle = ctx.fillStyle = color("--text");
   ctx.font = `${11 * devicePixelRatio}px ${color("--font")}`;
   ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
-  for (const { at, label } of marks) {
+  let [taken, row] = [-Infinity, 0];
+  for (const { at, label } of [...marks].sort((a, b) => a.at - b.at)) {
     if (at < u.scales.x.min || at > u.scales.x.max) continue;
     const left = Math.round(u.valToPos(at, "x", true));
     ctx.beginPath();
     ctx.moveTo(left, bbox.top);
     ctx.lineTo(left, bbox.top + bbox.height);
     ctx.stroke();
+    row = left < taken ? row + 1 : 0; // a label below those that it would run into
+    taken = left + ctx.measureText(label).width + 8 * devicePixelRatio;
     const atEdge = left > bbox.left + bbox.width * 0.9;
     ctx.textAlign = atEdge ? "right" : "left";
     ctx.fillText(
       label,
       left + (atEdge ? -4 : 4) * devicePixelRatio,
-      bbox.top + 10 * devicePixelRatio,
+      bbox.top + (10 + 12 * row) * devicePixelRatio,
     );
   }
   ctx.restore();

@@ -84,6 +84,10 @@ export const inUnit = (value, unit) => (BY_UNIT[unit] ?? number)(value);
 
 /** The same on an axis: no zeros that say nothing. */
 export function tick(value, unit) {
+  if (unit === "s" && value >= 60) {
+    if (value % 3600 === 0) return `${whole.format(value / 3600)} h`;
+    return value % 60 === 0 ? `${whole.format(value / 60)} min` : `${whole.format(value)} s`;
+  }
   if (unit === "s") return secondsIn(short, value);
   if (unit === "share") return value == null ? NONE : `${short.format(value * 100)} %`;
   if (unit === "per_second") return `${digitsOf(short, value)}/s`;

@@ -41,7 +41,8 @@ function Now({ live, session }) {
   const { engine } = live;
   return html`<dl class="tiles" aria-label="Now">
     <${Tile} name="goodput" value=${format.rate(live.goodput_rate)}
-      more=${`${format.share(live.goodput_share)} of ${format.rate(live.requests_rate)} requests`} />
+      title="Requests that ended within both targets, of all that ended"
+      more=${`${format.share(live.goodput_share)} of ${format.rate(live.requests_rate)}`} />
     <${Tile} name="output tokens" value=${format.rate(live.output_tokens_rate)}
       more=${`prompt ${format.rate(live.prompt_tokens_rate)}`} />
     <${Spread} name="first token" of=${live.ttft} limit=${session.slo_ttft_seconds} />
@@ -58,11 +59,11 @@ function Now({ live, session }) {
       html`
       <${Tile} name="KV blocks"
         value=${format.share(part(engine.kv_blocks_used, engine.kv_blocks_total))}
-        more=${`${format.count(engine.kv_blocks_used)} of ${format.count(engine.kv_blocks_total)}, prefix hits ${format.share(
-          engine.prefix_hit_share,
-        )}`} />
+        title=${`${format.count(engine.kv_blocks_used)} of ${format.count(engine.kv_blocks_total)}`}
+        more=${`prefix hits ${format.share(engine.prefix_hit_share)}`} />
       <${Tile} name="slots" value=${`${engine.slots_used} of ${engine.slots_total}`}
-        more=${`step ${format.seconds(engine.step_seconds.p50)}, p99 ${format.seconds(engine.step_seconds.p99)}`} />`
+        title=${`A step takes ${format.seconds(engine.step_seconds.p50)} (p50)`}
+        more=${`step p99 ${format.seconds(engine.step_seconds.p99)}`} />`
     }
     ${
       live.missed_records > 0 &&
@@ -72,17 +73,17 @@ function Now({ live, session }) {
   </dl>`;
 }
 
-const Tile = ({ name, value, more }) => html`<div class="tile"><dt>${name}</dt>
+const Tile = ({ name, value, more, title }) => html`<div class="tile" title=${title}><dt>${name}</dt>
   <dd class="value">${value}</dd><dd class="more">${more || "\u00a0"}</dd></div>`;
 
 /** A percentile beside the target that goodput counts by. */
-function Spread({ name, of, limit, title }) {
+function Spread({ name, of, limit, title = "Beside the target that goodput counts by" }) {
   const late = of.p95 != null && of.p95 > limit;
   return html`<div class="tile" title=${title}><dt>${name}, p95</dt>
-    <dd class=${late ? "value late" : "value"}>${format.seconds(of.p95)}${
+    <dd class="value"><span class=${late ? "late" : ""}>${format.seconds(of.p95)}</span>${
       late ? html`<span class="hidden"> over the target</span>` : ""
-    }</dd>
-    <dd class="more">target ${format.tick(limit, "s")}, p50 ${format.seconds(of.p50)}</dd></div>`;
+    } <span class="target">/<span class="hidden"> target</span> ${format.tick(limit, "s")}</span></dd>
+    <dd class="more">p50 ${format.seconds(of.p50)}, p99 ${format.seconds(of.p99)}</dd></div>`;
 }
 
 function WaitingFor({ by }) {

@@ -3,7 +3,10 @@ import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { apiUrl } from "./api.js";
 import * as format from "./format.js";
 
-/** A section with a heading. `csv` is `{ table, query }`; `table` draws the chart's figures. */
+/**
+ * A section with a heading, over one column, two (`double`) or all (`wide`). `csv` is
+ * `{ table, query }`; `table` draws the chart's figures.
+ */
 export function Panel({ title, about, csv, table, wide, double, children, tools }) {
   const [asTable, setAsTable] = useState(false);
   const id = `panel-${title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
@@ -77,7 +80,7 @@ export function problem(error) {
   return "The service does not answer.";
 }
 
-/** A plain table of figures: `columns` are `{ label, cell, text }`, `cell(row)` draws. */
+/** A plain table of figures: `columns` are `{ label, cell, text, prose }`, `cell(row)` draws. */
 export function Figures({ caption, columns, rows, empty = "Nothing in this range." }) {
   if (!rows.length) return html`<p class="notice">${empty}</p>`;
   return html`<table class="figures">
@@ -87,10 +90,10 @@ export function Figures({ caption, columns, rows, empty = "Nothing in this range
     )}</tr></thead>
     <tbody>${rows.map(
       (row) =>
-        html`<tr>${columns.map(({ cell, text, head }) =>
+        html`<tr>${columns.map(({ cell, text, head, prose }) =>
           head
             ? html`<th scope="row" class="text">${cell(row)}</th>`
-            : html`<td class=${text ? "text" : ""}>${cell(row)}</td>`,
+            : html`<td class=${`${text ? "text" : ""} ${prose ? "prose" : ""}`}>${cell(row)}</td>`,
         )}</tr>`,
     )}</tbody>
   </table>`;

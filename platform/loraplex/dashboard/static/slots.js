@@ -82,7 +82,7 @@ function Holders({ spans, view, range, now }) {
       cell: ({ next }) => html`<${Name} of=${next} range=${range} />`,
     },
   ];
-  return html`<${Panel} title="Slots now"><div class="scroll" tabindex="0" role="region"
+  return html`<${Panel} title="Slots now" wide><div class="scroll" tabindex="0" role="region"
     aria-label="Slots now, table"><${Figures} caption="Slots now" columns=${columns} rows=${rows}
       empty="This engine has no adapter slots." /></div><//>`;
 }
@@ -119,9 +119,9 @@ function Waits({ waits, spans, range, csv }) {
     { label: "waiting", cell: (row) => format.count(row.waiting) },
     { label: "running", cell: (row) => format.count(row.running) },
     { label: "oldest", cell: (row) => format.seconds(row.oldest_seconds) },
-    { label: "why", text: true, cell: (row) => why(row, reservedFor(row, spans)) },
+    { label: "why", text: true, prose: true, cell: (row) => why(row, reservedFor(row, spans)) },
   ];
-  return html`<${Panel} title="Who waits now" double csv=${csv}><div class="scroll" tabindex="0"
+  return html`<${Panel} title="Who waits now" wide csv=${csv}><div class="scroll" tabindex="0"
     role="region"
     aria-label="Who waits now, table"><${Figures} caption="Who waits now" columns=${columns}
       rows=${waits} empty="Nobody waits." /></div><//>`;
