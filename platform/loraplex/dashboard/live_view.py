@@ -71,7 +71,6 @@ def live_view(
             record.longest_gap for record in ended if record.seconds_per_token is not None
         ),
         token_time=_percentiles(record.seconds_per_token for record in ended),
-        token_time=_percentiles(record.seconds_per_token for record in ended),
         engine=_engine(recent, info, steps, ended) if tenant is None else None,
         missed_records=missed,
     )

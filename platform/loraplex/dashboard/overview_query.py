@@ -37,7 +37,6 @@ async def overview(
         ttft=axis.percentiles(parts, "ttft"),
         token_gap=axis.percentiles(parts, "token_gap"),
         token_time=axis.percentiles(parts, "token_time"),
-        token_time=axis.percentiles(parts, "token_time"),
     )
 
 
@@ -74,7 +73,6 @@ def totals_of(total: Traffic) -> Totals:
         queue=percentiles_of(total, "queue"),
         ttft=percentiles_of(total, "ttft"),
         token_gap=percentiles_of(total, "token_gap"),
-        token_time=percentiles_of(total, "token_time"),
         token_time=percentiles_of(total, "token_time"),
         end_to_end=percentiles_of(total, "end_to_end"),
         finishes=finishes_of(total),
