@@ -2,11 +2,14 @@
 
     python -m benchmarks.reality [--seconds S] [--json FILE] [--step-model FILE]
 
-A real `loraplex serve` on SmolLM2-135M with 8 adapters on 8 slots. First a calibration: closed
-loops of 1, 4, 12 and 32 calls, whose steps are fitted. Then open loops at three fractions of the
-rate that saturates it; the same arrivals, lengths and adapters are simulated with the fitted model,
-of which it has seen none. Output tokens a second are to agree within 10%, the median time to first
-token within 20%. Takes 7 minutes with 60 seconds a rate; nothing else should run.
+A real `loraplex serve` on SmolLM2-135M with 8 adapters on 8 slots, in four rounds. A round begins
+with a calibration: closed loops of 1, 4, 12 and 32 calls. Then come open loops at three fractions
+of the rate that saturates the engine. A step model is fitted to the steps of all calibrations,
+none of the open loops; the same arrivals, lengths and adapters are simulated with it. A machine
+that others share does not stay as fast: a round is simulated at the speed of its own calibration,
+in proportion to the fit. Output tokens a second are to agree within 10%, the median time to first
+token within 20%: means over the rounds. Takes 8 minutes with 60 seconds a rate; nothing else
+should run.
 """
 
 import asyncio
@@ -26,15 +29,17 @@ from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.ours import BASE, OurService, our_service
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 from benchmarks.step_watcher import StepWatcher, watched
-from engine.simulation.figures import Slo
-from engine.simulation.fitted import StepModel, fit_steps, median_seconds
+from engine.simulation.figures import Figures, Slo
+from engine.simulation.fitted import StepModel, fit_steps, median_seconds, scaled, slowness
 from engine.simulation.lengths import LognormalLength
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.popularity import zipf
 from engine.simulation.roofline import H100
 from engine.simulation.study import NamedPolicy, Study, simulate
+from engine.telemetry.records import RequestRecord, StepRecord
 from loraplex.cli.api_client import ApiClient
 from loraplex.load.calls import CallFormat
+from loraplex.load.figures import LoadFigures
 from loraplex.load.run import LoadRun, Loop, run_load
 
 ADAPTERS = 8
@@ -43,6 +48,7 @@ OUTPUTS = LognormalLength(mean=64, sigma=0.6, shortest=8, longest=192)
 CALIBRATION = ((1, 8), (4, 24), (12, 60), (32, 160))
 """Calls under way, and how many in all."""
 FRACTIONS = (0.4, 0.6, 0.8)
+ROUNDS = 4
 SLO = Slo(first_token=1.0, per_output_token=0.1)
 WARM_UP = 0.1
 TOKENS_TOLERANCE, TTFT_TOLERANCE = 0.10, 0.20
@@ -50,7 +56,7 @@ TOKENS_TOLERANCE, TTFT_TOLERANCE = 0.10, 0.20
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One rate: what was measured and what was simulated."""
+    """One rate: what was measured and what was simulated, as means over the rounds."""
 
     rate: float
     measured: dict[str, float]
@@ -71,6 +77,30 @@ FIGURES = (
     ("tokens/s", "output_tokens_per_second"), ("TTFT p50 ms", "ttft_p50_ms"),
     ("TTFT p99 ms", "ttft_p99_ms"), ("TPOT p50 ms", "tpot_p50_ms"), ("gap p99 ms", "gap_p99_ms"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the engine recorded under closed loops, and clients saw of it."""
+
+    steps: Sequence[StepRecord]
+    requests: Sequence[RequestRecord]
+    service_seconds: float
+    """A first token's, besides the engine."""
+    saturation: float
+    """Requests a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An open loop, and what its clients saw."""
+
+    number: int
+    """Of its round."""
+    study: Study
+    rate: float
+    seed: int
+    figures: LoadFigures
 
 
 def study_of(model: Path, num_requests: int) -> Study:
@@ -98,23 +128,23 @@ def load(service: OurService, study: Study, loop: Loop, seed: int) -> LoadRun:
 
 
 def calibrate(
-    service: OurService, study: Study, process: psutil.Process, share: float = 1.0
-) -> tuple[StepModel, float]:
-    """The service's step model, and the requests a second that saturate it."""
-    alone, full = 0.0, 0.0
+    service: OurService, study: Study, process: psutil.Process, seed: int, share: float
+) -> Calibration:
+    """Closed loops of each width."""
+    beside = saturation = 0.0
     with watched(process) as watcher:
         for number, (concurrency, count) in enumerate(CALIBRATION):
             begun = len(watcher.requests)
+            count = max(4, 2 * concurrency, round(share * count))
             loop = Loop("closed", concurrency)
-            count = max(4, round(share * count))
-            run = load(service, replace(study, num_requests=count), loop, 100 + number)
-            full = run.figures.requests_per_second
+            run = load(service, replace(study, num_requests=count), loop, seed + number)
+            saturation = run.figures.requests_per_second
             if concurrency == 1:
                 time.sleep(1.0)  # until the watcher has read them
-                alone = _beside_the_engine(run, watcher, begun)
+                beside = _beside_the_engine(run, watcher, begun)
     if watcher.num_missed:
         raise SystemExit(f"{watcher.num_missed} records were overwritten before they were read")
-    return _step_model(service, watcher, alone), full
+    return Calibration(watcher.steps, watcher.requests, beside, saturation)
 
 
 def _beside_the_engine(run: LoadRun, watcher: StepWatcher, begun: int) -> float:
@@ -123,17 +153,18 @@ def _beside_the_engine(run: LoadRun, watcher: StepWatcher, begun: int) -> float:
     return max(0.0, seen - statistics.median(inside))
 
 
-def _step_model(service: OurService, watcher: StepWatcher, service_seconds: float) -> StepModel:
+def fit(service: OurService, rounds: Sequence[Calibration]) -> StepModel:
+    """The service's step model, from the steps of all rounds."""
     with ApiClient(service.service.url, service.service.admin_key) as admin:
         info = admin.call("GET", "/admin/engine/info")
-    fit = fit_steps(watcher.steps, info["block_size"])
-    loads = [record.load_seconds for record in watcher.requests if record.load_seconds > 0]
+    found = fit_steps([step for one in rounds for step in one.steps], info["block_size"])
+    loads = [r.load_seconds for one in rounds for r in one.requests if r.load_seconds > 0]
     return StepModel(
-        costs=fit.costs,
-        mean_error=fit.mean_error,
-        num_steps=fit.num_steps,
+        costs=found.costs,
+        mean_error=found.mean_error,
+        num_steps=found.num_steps,
         load_seconds=median_seconds(loads, 0.03),
-        service_seconds=service_seconds,
+        service_seconds=statistics.median(one.service_seconds for one in rounds),
         machine=machine(),
         **{
             name: info[name]
@@ -145,25 +176,31 @@ def _step_model(service: OurService, watcher: StepWatcher, service_seconds: floa
     )  # fmt: skip
 
 
-def compare(
-    service: OurService, study: Study, model: StepModel, rate: float, seconds: float, seed: int
-) -> Compared:
-    """Send at a rate, and simulate the very same requests."""
-    study = replace(study, num_requests=max(20, round(rate * seconds)))
-    run = load(service, study, Loop("open", rate), seed)
-    simulated = replace(
-        study, step_model=model, max_loras=model.max_loras, max_cpu_loras=model.max_cpu_loras,
+def simulated(sent: Sent, model: StepModel, speed: float) -> Figures:
+    """The very same requests, on an engine that takes `speed` times as long as the model says."""
+    study = replace(
+        sent.study, step_model=msgspec.structs.replace(model, costs=scaled(model.costs, speed)),
+        max_loras=model.max_loras, max_cpu_loras=model.max_cpu_loras,
         block_size=model.block_size, max_model_len=model.max_model_len,
         load_seconds=model.load_seconds,
     )  # fmt: skip
     budget = model.max_num_batched_tokens
     policy = NamedPolicy(f"chunked_{budget}", "chunked", model.max_num_seqs, budget)
-    row = simulate(simulated, policy, rate, seed)
-    return Compared(
-        rate,
-        {figure: getattr(run.figures, figure) for _, figure in FIGURES},
-        {figure: getattr(row.figures, figure) for _, figure in FIGURES},
-    )
+    return simulate(study, policy, sent.rate, sent.seed).figures
+
+
+def compare(runs: Sequence[Sent], model: StepModel, speeds: Sequence[float]) -> list[Compared]:
+    """Rate by rate, over the rounds."""
+    found: list[Compared] = []
+    for rate in dict.fromkeys(sent.rate for sent in runs):
+        same = [sent for sent in runs if sent.rate == rate]
+        predicted = [simulated(sent, model, speeds[sent.number]) for sent in same]
+        found.append(Compared(rate, _means([sent.figures for sent in same]), _means(predicted)))
+    return found
+
+
+def _means(figures: Sequence[Figures] | Sequence[LoadFigures]) -> dict[str, float]:
+    return {name: statistics.fmean(getattr(one, name) for one in figures) for _, name in FIGURES}
 
 
 def table(found: Sequence[Compared]) -> str:
@@ -179,33 +216,48 @@ def table(found: Sequence[Compared]) -> str:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of each of the three rates")
-    parser.add_argument("--quick", action="store_true", help="a quarter of it all, to try it")
+    parser.add_argument("--quick", action="store_true", help="two short rounds, to try it")
     parser.add_argument("--step-model", type=Path, help="where to leave the fitted model")
     options = parser.parse_args()
-    share = 0.25 if options.quick else 1.0
+    num_rounds = 2 if options.quick else ROUNDS
+    share, seconds = 1 / ROUNDS, options.seconds / ROUNDS
     model = model_dir(options)
     started = time.monotonic()
     print(machine(), flush=True)
+    rounds: list[Calibration] = []
+    runs: list[Sent] = []
     with (
         tempfile.TemporaryDirectory(prefix="loraplex-bench-") as folder,
         our_service(model, ["--max-loras", str(ADAPTERS)]) as service,
     ):
         service.push(write_adapters(model, Path(folder), adapter_names(ADAPTERS)))
-        study = study_of(model, 1)
         process = psutil.Process(service.service.process.pid)
-        fitted, full = calibrate(service, study, process, share)
-        if options.step_model is not None:
-            options.step_model.write_bytes(msgspec.json.encode(fitted) + b"\n")
-        print(f"saturated at {full:.2f} requests/s; fitted to {fitted.num_steps} steps, of which "
-              f"one is off by {fitted.mean_error:.1%}: {fitted.costs}", flush=True)  # fmt: skip
-        found = [
-            compare(service, study, fitted, fraction * full, share * options.seconds, seed)
-            for seed, fraction in enumerate(FRACTIONS)
-        ]
+        for number in range(num_rounds):
+            study = study_of(model, 1)
+            rounds.append(calibrate(service, study, process, 100 + 10 * number, share))
+            for fraction in FRACTIONS:
+                rate = fraction * rounds[0].saturation
+                study = study_of(model, max(20, round(rate * seconds)))
+                seed = len(runs)
+                run = load(service, study, Loop("open", rate), seed)
+                runs.append(Sent(number, study, rate, seed, run.figures))
+        fitted = fit(service, rounds)
+    speeds = [slowness(fitted.costs, one.steps, fitted.block_size) for one in rounds]
+    if options.step_model is not None:
+        options.step_model.write_bytes(msgspec.json.encode(fitted) + b"\n")
+    saturations = [one.saturation for one in rounds]
+    print(
+        f"saturated at {', '.join(f'{rate:.2f}' for rate in saturations)} requests/s; fitted to "
+        f"{fitted.num_steps} steps, of which one is off by {fitted.mean_error:.1%}: {fitted.costs}"
+        f"\nin its rounds the machine took {', '.join(f'{s:.3f}' for s in speeds)} times as long",
+        flush=True,
+    )
+    found = compare(runs, fitted, speeds)
     print(f"\n{table(found)}\n\n{time.monotonic() - started:.0f} s; {machine()}")
     document: dict[str, Any] = {
         "machine": machine(),
-        "saturation_requests_per_second": full,
+        "saturation_requests_per_second": saturations,
+        "slowness": speeds,
         "step_model": msgspec.to_builtins(fitted),
         "rates": [asdict(one) for one in found],
     }

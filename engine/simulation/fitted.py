@@ -125,6 +125,20 @@ def fit_steps(steps: Sequence[StepRecord], block_size: int) -> Fit:
     return Fit(StepCosts(**named), error, len(steps))
 
 
+def slowness(costs: StepCosts, steps: Sequence[StepRecord], block_size: int) -> float:
+    """What steps took in a row, over what the costs say: how far a machine's speed has drifted."""
+    each = msgspec.structs.astuple(costs)
+    rows = np.array([_terms(step, block_size) for step in steps])
+    return float(_durations(steps).sum() / (rows @ np.array(each)).sum())
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """The costs of a machine that takes so many times as long for everything."""
+    return StepCosts(
+        **{name: factor * cost for name, cost in msgspec.structs.asdict(costs).items()}
+    )
+
+
 def read_steps(path: Path) -> list[StepRecord]:
     """Steps of a JSONL file, one `StepRecord` a line. Raises ConfigError, naming the line."""
     decode = msgspec.json.Decoder(StepRecord).decode

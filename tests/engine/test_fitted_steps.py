@@ -17,6 +17,8 @@ from engine.simulation.fitted import (
     median_seconds,
     read_step_model,
     read_steps,
+    scaled,
+    slowness,
 )
 from engine.simulation.step_load import StepLoad
 from engine.telemetry.records import StepRecord, StepSeconds, StepShare
@@ -55,6 +57,12 @@ def make_steps(number, *, seed=0, pause=0.001, noise=0.0, costs=COSTS):
         if random.random() < 0.1:  # nothing to do for a while
             at += 1.0
     return steps
+
+
+def test_a_machine_that_became_slower_is_known_by_how_much():
+    slow = make_steps(300, seed=1, costs=scaled(COSTS, 1.25))
+    assert slowness(COSTS, make_steps(300), 16) == pytest.approx(1.0, rel=0.02)
+    assert slowness(COSTS, slow, 16) == pytest.approx(1.25, rel=0.02)
 
 
 def test_costs_are_found_again_pauses_included_and_idleness_not():
