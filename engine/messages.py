@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 from engine.backpressure import Congestion
+from engine.engine_info import EngineInfo
+from engine.refusal_notes import NoteRefusals
 from engine.sampling_params import SamplingParams
 from engine.telemetry.records import GetTelemetry, Telemetry
 
@@ -92,36 +94,6 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """So far: with the first token, with the first one after a preemption, and at the end."""
     error_code: str | None = None
     error: str | None = None
-
-
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine runs with, all limits effective."""
-
-    model: str
-    fingerprint: str
-    vocab_size: int
-    eos_token_ids: list[int]
-    max_model_len: int
-    """Prompt and output tokens of a sequence at most, the KV pool considered."""
-    block_size: int
-    num_kv_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_loras: int
-    max_lora_rank: int
-    dtype: str
-    device: str
-    quantization: str | None = None
-    """How the layers' weights are held; adapters bind to `fingerprint` whatever it is."""
-    kv_cache_dtype: str = "auto"
-    """Of keys and values; `auto`: as `dtype`."""
-    lora_kernels: str = "torch"
-    """The path that computes adapters' updates: `torch`, or `native/` and an instruction set."""
-    max_full_values: int | None = None
-    """Values of an adapter's own embedding and output layer together at most; None: any number."""
-    max_cpu_loras: int = 32
-    """Adapters in host memory, and their bytes."""
-    cpu_lora_bytes: int = 2**30
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,21 +255,6 @@ class Settle(msgspec.Struct, frozen=True, tag="settle"):
     """The usage of these calls is written, or nobody's to pay. Not answered."""
 
     calls: list[str]
-
-
-class Refusals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """So many requests of a tenant for an adapter (None: the base) were refused for one reason."""
-
-    tenant: str
-    adapter: str | None
-    code: str
-    number: int
-
-
-class NoteRefusals(msgspec.Struct, frozen=True, tag="note_refusals"):
-    """What the service refused before it came here, since the last time. Not answered."""
-
-    refusals: list[Refusals]
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):

@@ -2,10 +2,25 @@
 
 from collections.abc import Callable
 
-from engine.messages import NoteRefusals, Refusals
+import msgspec
 
 MAX_KEYS = 10_000
 """Tenants, adapters and reasons that are told apart; of more, nothing is counted."""
+
+
+class Refusals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many requests of a tenant for an adapter (None: the base) were refused for one reason."""
+
+    tenant: str
+    adapter: str | None
+    code: str
+    number: int
+
+
+class NoteRefusals(msgspec.Struct, frozen=True, tag="note_refusals"):
+    """What the service refused before it came here, since the last time. Not answered."""
+
+    refusals: list[Refusals]
 
 
 class RefusalNotes:
