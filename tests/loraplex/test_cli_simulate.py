@@ -102,7 +102,8 @@ def test_the_failure_modes_are_made_named_and_cured(tmp_path):
     result = _simulate("--preset", "failures", "--processes", 2, "--html", page)
     assert result.exit_code == 0, result.output
     assert result.output.count("sounds") == 5 and "STILL" not in result.output
-    assert "The failure modes, each by its alert" in page.read_text()
+    text = page.read_text()
+    assert "The failure modes, each by its alert" in text and "<svg" not in text
 
 
 def test_fleets_say_on_how_many_replicas_it_goes_wrong():

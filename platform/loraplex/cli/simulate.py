@@ -137,9 +137,13 @@ def simulate(
         json_file.write_text(json.dumps(_document(rows, comparisons), indent=1) + "\n")
     if html_file is not None:
         from loraplex.reports.html import render
-        from loraplex.reports.of_simulation import simulation_report
+        from loraplex.reports.of_simulation import failure_report, simulation_report
 
-        report = simulation_report(rows, comparisons, settings_of(study), recognised)
+        report = (
+            failure_report(rows, recognised)
+            if recognised
+            else simulation_report(rows, comparisons, settings_of(study))
+        )
         html_file.write_text(render(report))
     _print_rows(rows)
     click.echo("\nAlerts")

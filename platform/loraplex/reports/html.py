@@ -25,7 +25,7 @@ table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;
 th,td{padding:5px 9px;border-bottom:1px solid var(--edge);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
 th:first-child,td:first-child,.prose th,.prose td{text-align:left}
-.prose td{white-space:normal;vertical-align:top}
+.prose td{white-space:normal;vertical-align:top}.prose td:last-child{min-width:22ch}
 .notes{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,360px),1fr));gap:14px}
 .note{background:var(--card);border:1px solid var(--edge);border-left:4px solid var(--level);
 border-radius:8px;padding:12px 16px;break-inside:avoid}

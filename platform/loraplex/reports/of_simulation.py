@@ -45,7 +45,6 @@ def simulation_report(
     rows: Sequence[Row],
     comparisons: Sequence[Comparison],
     settings: Sequence[tuple[str, str]],
-    recognised: Sequence[Recognised] = (),
 ) -> Report:
     """Of at least one row."""
     groups = grouped(rows)
@@ -53,9 +52,6 @@ def simulation_report(
     sections = [*_curves(groups), alert_section(alerts(rows)), *_queues(groups), _all(groups)]
     if comparisons:
         sections.insert(0, _published(comparisons))
-    if recognised:
-        table = recognised_table(recognised)
-        sections.insert(0, Section(title="The failure modes, each by its alert", table=table))
     spread_words = (
         f"Means over {num_seeds} random seeds; shaded: the standard deviation of single runs."
         if num_seeds > 1
@@ -73,6 +69,25 @@ def simulation_report(
         ],
         sections=sections,
         settings=settings,
+    )
+
+
+def failure_report(rows: Sequence[Row], recognised: Sequence[Recognised]) -> Report:
+    """Of the failure modes, whose runs are no sweep."""
+    table = recognised_table(recognised)
+    return Report(
+        title="Failure modes",
+        lead="Each made in simulated time, on the scheduler that serves, and cured.",
+        facts=[
+            ("named by their alerts", f"{sum(one.is_named for one in recognised)}"),
+            ("silent once cured", f"{sum(one.is_silent for one in recognised)}"),
+            ("of", f"{len(recognised)}"),
+        ],
+        sections=[
+            Section(title="The failure modes, each by its alert", table=table),
+            alert_section(alerts(rows)),
+            _all(grouped(rows)),
+        ],
     )
 
 
