@@ -9,11 +9,13 @@ from pathlib import Path
 from random import Random
 
 import httpx
+import psutil
 import pytest
 
 from adapter_store.blobs import LocalBlobStore
 from tests.support.adapter_writer import Writer
 from tests.support.api_processes import World
+from tests.support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -110,3 +112,62 @@ async def test_calls_over_deletes_and_uploads_are_of_one_version_whole_and_nothi
         async with asyncio.timeout(20):
             while await left() != before:  # noqa: ASYNC110 - nothing tells when
                 await asyncio.sleep(0.1)
+
+
+async def test_uploads_calls_and_deletes_through_both_processes_leave_nothing(
+    world: World, redis_session: RedisServer
+):
+    apis = world.apis
+    service = apis.service
+    children = psutil.Process(service.process.pid).children
+    first, second = apis.pids()
+
+    blobs = LocalBlobStore(service.data_dir / "blobs")
+
+    async def kept() -> dict[str, object]:
+        """What must be as at the start."""
+        return {
+            "processes": sorted(child.pid for child in children()),
+            "blobs": sorted(await blobs.list()),
+            **{
+                folder: sum(1 for _ in (service.data_dir / folder).rglob("*"))
+                for folder in ("cache", "uploads")
+            },
+        }
+
+    def memory() -> int:
+        return sum(child.memory_info().rss for child in children())
+
+    def num_files() -> int:
+        return sum(child.num_fds() for child in children())
+
+    async with apis.client(first) as a, apis.client(second) as b:
+        both = (a, b)
+
+        async def engine() -> dict[str, object]:
+            stats = (await a.get("/admin/engine")).raise_for_status().json()
+            names = ("running", "waiting", "kv_blocks_used", "host_adapters", "resident", "warm")
+            return {name: stats[name] for name in names}
+
+        async def one_round(number: int) -> None:
+            one, other = both[number % 2], both[(number // 2) % 2]
+            (await world.upload(one, "fleeting", number)).raise_for_status()
+            asked = {"model": "fleeting", "prompt": [1, 2, 3], "max_tokens": 2}
+            (await other.post("/t/acme/v1/completions", json=asked)).raise_for_status()
+            (await one.delete("/t/acme/v1/adapters/fleeting")).raise_for_status()
+
+        for number in range(20):  # what is built once is there
+            await one_round(number)
+        before, engine_before = await kept(), await engine()
+        names_before = set(redis_session.names())
+        memory_before, files_before = memory(), num_files()
+        for number in range(20, 120):
+            await one_round(number)
+        async with asyncio.timeout(30):
+            while (await kept(), await engine()) != (before, engine_before):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            # Some of those before expire by themselves.
+            while not set(redis_session.names()) <= names_before:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert num_files() <= files_before + 4
+        assert memory() - memory_before < 16 * 2**20
