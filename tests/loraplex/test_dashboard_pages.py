@@ -3,13 +3,17 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
 
+from engine.messages import WaitCause
 from loraplex.dashboard.pages import STATIC_DIR, dashboard_pages
 from loraplex.front_door import front_door
+from loraplex.reports.chart import chart
+from loraplex.reports.plots import BarPlot
 
 VENDOR = STATIC_DIR / "vendor"
 
@@ -84,6 +88,18 @@ def test_no_file_of_ours_sets_markup_from_text():
             "eval(",
         ):
             assert forbidden not in text, (source.name, forbidden)
+
+
+def test_a_cause_has_the_same_colour_in_the_dashboard_and_in_a_report():
+    in_pages = dict(
+        re.findall(r"--cause-(\w+): (#\w+);", (STATIC_DIR / "colors.css").read_text())[:6]
+    )
+    assert in_pages.keys() == set(get_args(WaitCause))
+    bars = [("acme/legal", [1.0] * len(in_pages))]
+    drawn = chart(BarPlot(x_label="ms", parts=list(in_pages), bars=bars))
+    for cause, colour in in_pages.items():
+        assert f"--{cause}:{colour}" in drawn
+        assert drawn.count(f'fill="var(--{cause})"') == 2  # in the legend, and in the bar
 
 
 def test_the_root_leads_a_browser_to_the_dashboard_and_tells_a_program_what_there_is():

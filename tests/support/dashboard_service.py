@@ -68,8 +68,12 @@ class DashboardService:
 
     def ask(self, calls: Iterable[tuple[str, str]], *, stops: bool, at_once: int = 8) -> None:
         """Call each `(tenant, model)`; replies end with `stop`, else run into their limit."""
+
+        def ask_one(call: tuple[str, str]) -> None:
+            self._ask(*call, stops=stops)
+
         with ThreadPoolExecutor(at_once) as threads:
-            list(threads.map(lambda call: self._ask(*call, stops=stops), calls))
+            list(threads.map(ask_one, calls))
 
     def _ask(self, tenant: str, model: str, *, stops: bool) -> None:
         body: dict[str, Any] = {
