@@ -26,6 +26,11 @@ class FairOrder:
     def __contains__(self, queue: AdapterQueue) -> bool:
         return queue in self._queues.get(queue.tenant, ())
 
+    @property
+    def num_offered(self) -> int:
+        """Tenants of whom a queue is offered."""
+        return len(self._tenants)
+
     def push(self, queue: AdapterQueue, *, hidden: bool) -> None:
         """Add a queue that is not empty, or note that an older sequence heads it now."""
         tenant = queue.tenant

@@ -320,8 +320,8 @@ class Scheduler:
         gate.begin_step(is_idle=claim is not None and self._is_idle_for(claim.head))
         while (digest := gate.overdue_victim()) is not None:
             victims = self._lifecycle.running.of_adapter(digest)
-            if not all(sequence.has_drawn for sequence in victims):
-                return  # or two adapters could recompute their prompts in turn for ever
+            if not all(sequence.num_drawn >= gate.stint for sequence in victims):
+                return
             for sequence in victims:
                 self._lifecycle.preempt(sequence)
                 self._plan.preempted.append(sequence.sequence_id)
@@ -329,7 +329,7 @@ class Scheduler:
     def _is_idle_for(self, head: Sequence) -> bool:
         # Above, recomputing what is preempted costs those that run more than it gains.
         has_seats = 3 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
-        return has_seats and self._lifecycle.has_room(head)
+        return has_seats and not self._lifecycle.gate.is_crowded and self._lifecycle.has_room(head)
 
     def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:
         if drawn.error is not None:

@@ -103,6 +103,11 @@ class Sequence:
         return self.num_computed < self.prefill_length
 
     @property
+    def num_drawn(self) -> int:
+        """Tokens drawn since it was last admitted."""
+        return max(0, len(self.token_ids) - self.prefill_length)
+
+    @property
     def has_drawn(self) -> bool:
         """Whether it drew a token since it was last admitted."""
         return len(self.token_ids) > self.prefill_length

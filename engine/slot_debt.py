@@ -10,9 +10,10 @@ them. So a claim is overdue too, whatever its place, once any single tenant was 
 `limit` tokens since the claim was made.
 
 Where a seat and blocks are free for the head that waits, tokens say little: few are served then,
-and slots are all that is short. Such a step leaves room unused, which is owed as well, as a share
+and slots are all that is short. Such a step leaves room unused, which makes a claim due, as a share
 of the limit: so slots go round. What is preempted for that finds most of its prefix in the cache,
-for blocks are free, and seats lie idle: it costs next to nothing.
+for blocks are free, and seats lie idle; what it costs is the load. So nobody is owed that: a claim
+that is only due waits until its victim has made use of its own load, one that is overdue does not.
 """
 
 from collections import defaultdict
@@ -39,12 +40,14 @@ class SlotDebt:
         self._served = 0.0
         self._oldest_since = 0.0
         """What had been served when the oldest claim became that."""
+        self._wasted = 0.0
+        """Shares of the limit in room that was left unused since then."""
         self._accounts: list[Account] = []
 
     def open(self) -> Account:
         """A claim is made."""
         if not self._accounts:
-            self._oldest_since = self._served
+            self._begin()
         account = Account(self._served + self._limit)
         self._accounts.append(account)
         return account
@@ -56,7 +59,7 @@ class SlotDebt:
         if index:
             _add(self._accounts[index - 1].lent, account.lent)
         else:
-            self._oldest_since = self._served
+            self._begin()
 
     def lend(self, tenant: str, num_tokens: float) -> None:
         """A tenant was served, in tokens weighted as in the counters."""
@@ -65,9 +68,15 @@ class SlotDebt:
             self._accounts[-1].lent[tenant] += num_tokens
 
     def waste(self, share: float) -> None:
-        """A step begins with room for the oldest claim's head: it is owed a share of the limit."""
-        if isfinite(self._limit):
-            self._oldest_since -= self._limit * share
+        """A step begins with room for the oldest claim's head: worth this share of the limit."""
+        self._wasted += share
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the oldest claim's victim should go as soon as it had some use of its slot."""
+        if not self._accounts or not isfinite(self._limit):
+            return False
+        return self._served - self._oldest_since + self._limit * self._wasted > self._limit
 
     @property
     def is_overdue(self) -> bool:
@@ -80,6 +89,10 @@ class SlotDebt:
             self._served > account.look_again_at and self._is_overborrowed(index)
             for index, account in enumerate(self._accounts)
         )
+
+    def _begin(self) -> None:
+        self._oldest_since = self._served
+        self._wasted = 0.0
 
     def _is_overborrowed(self, index: int) -> bool:
         lent = defaultdict[str, float](float)

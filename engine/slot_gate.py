@@ -35,6 +35,10 @@ CPU: a step). Of 16 adapters on 8 slots, at half of the rate that saturates them
 p99 time to first token is 3.8 times that with all resident; 4.1 times with 4, 12 without. With 2,
 one gap in a hundred is such a pause."""
 
+STINT_LOADS = 16
+"""Tokens that every sequence of a victim draws before its slot goes round, for each step that a
+load takes: so loads and what is recomputed take a small share of a slot's time."""
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
@@ -85,6 +89,21 @@ class SlotGate:
         return None
 
     @property
+    def stint(self) -> int:
+        """Tokens that a sequence draws after its admission before it is preempted for its slot.
+
+        One at least, or two adapters could recompute their prompts in turn for ever.
+        """
+        return 1 if self._debt.is_overdue else max(1, int(STINT_LOADS * self._load_steps))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more tenants ask for a slot than there are slots: a round is so long then that
+        slots which go round make all of them wait longer.
+        """
+        return self._waiting.unplaced.num_offered + len(self._claims) > self._slots.num_slots
+
+    @property
     def oldest_claim(self) -> AdapterQueue | None:
         """The queue that gets the next slot that becomes spare."""
         claim = next(iter(self._claims.values()), None)
@@ -98,7 +117,7 @@ class SlotGate:
         victim: Adapter | None = None
         if not self._slots.has_spare:
             if len(self._claims) < self._max_claims:
-                victim = self._least_felt() if has_room else self._most_served()
+                victim = self._victim_of(queue, has_room=has_room)
             if victim is None:
                 return False
         assert queue.adapter is not None
@@ -195,8 +214,9 @@ class SlotGate:
                 self._load_steps += (num_steps - self._load_steps) / 8
 
     def overdue_victim(self) -> str | None:
-        """The adapter whose sequences are to be preempted now, if any."""
-        return next(iter(self._victims)) if self._debt.is_overdue else None
+        """The adapter whose sequences are to be preempted now, each after its `stint`, if any."""
+        is_due = self._debt.is_due or self._debt.is_overdue
+        return next(iter(self._victims)) if is_due else None
 
     def release(self, queue: AdapterQueue) -> None:
         """The reservation of this queue, if it has one, is served or needed no more: its head was
@@ -253,6 +273,14 @@ class SlotGate:
             and adapter.digest not in reserved
         ]
 
+    def _victim_of(self, queue: AdapterQueue, *, has_room: bool) -> Adapter | None:
+        victim = self._most_served()
+        if victim is None or not has_room:
+            return victim
+        # One slot serves as many as there are seats: whoever had much with it is not spared.
+        is_far_ahead = self._service(victim)[0] > queue.tenant.counter + self._slack
+        return victim if is_far_ahead else self._least_felt()
+
     def _most_served(self) -> Adapter | None:
         candidates = self._victim_candidates()
         service = {adapter: self._service(adapter) for adapter in candidates}
@@ -265,11 +293,16 @@ class SlotGate:
 
     def _least_felt(self) -> Adapter | None:
         # The fewest sequences, and of those what would hold its slot the longest: what ends soon
-        # makes room by itself. Ties: the longest in its slot.
-        tokens_left = self._running.tokens_left()
+        # makes room by itself. Ties: the longest in its slot. What had no stint yet comes last.
+        tokens_left, stint = self._running.tokens_left(), self.stint
+        fresh = {s.request.message.adapter for s in self._running if s.num_drawn < stint}
         return min(
             self._victim_candidates(),
-            key=lambda adapter: (adapter.wanted, -tokens_left[adapter.digest]),
+            key=lambda adapter: (
+                adapter.digest in fresh,
+                adapter.wanted,
+                -tokens_left[adapter.digest],
+            ),
             default=None,
         )
 

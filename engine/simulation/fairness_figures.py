@@ -15,8 +15,10 @@ class Fairness:
 
     num_backlogged: int
     """Tenants of whom somebody waited throughout the interval: their service should be equal."""
+    num_unserved: int
+    """Those of them who got nothing at all."""
     jain: float
-    """Jain's index of the service of these; 1 if all got the same, or there are none."""
+    """Jain's index of the service of these; 1 if all got the same, be it nothing, or none is."""
     service_difference: float
     """The largest between two of these."""
     longest_wait: float
@@ -38,6 +40,7 @@ def fairness(records: Sequence[RequestRecord], begin: float, end: float) -> Fair
     came = [record for record in records if begin <= record.arrival < end]
     return Fairness(
         num_backlogged=len(backlogged),
+        num_unserved=got.count(0.0),
         jain=jain_index(got),
         service_difference=max(got, default=0.0) - min(got, default=0.0),
         longest_wait=max((_wait(r) for r in came), default=0.0),

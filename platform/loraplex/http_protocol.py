@@ -39,6 +39,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         """No request has begun, or one whose head is not complete."""
         self._head_bytes = 0
+        """Received of a head that is not complete."""
+        self._parsed_bytes = 0
+        """Of the target and the header fields of the request that is being read."""
         self._num_boundaries = 0
         """Ends of heads and of bodies so far."""
         self._head_timer: asyncio.TimerHandle | None = None
@@ -63,13 +66,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         is_all_head = self._num_boundaries == before
         self._head_bytes = self._head_bytes + len(data) if is_all_head else 0
         if self._head_bytes > self._limits.max_head_bytes:
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            self._refuse_head()
         elif self._head_bytes and not self._is_answering:
             self._expect_head()
 
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._parsed_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self._parsed_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header field."""
+        self._parsed_bytes += len(name) + len(value) + len(": \r\n")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """The head is complete. One that came in a single read is measured only here."""
+        if self._parsed_bytes > self._limits.max_head_bytes:
+            self._refuse_head()
+            raise ValueError("too large a head")  # ends the parsing
         self._in_head = False
         self._num_boundaries += 1
         self._head_bytes = 0
@@ -104,10 +124,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up: at a fault of the client, or because we refused its head."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
     @property
     def _is_answering(self) -> bool:
         cycle = cast(RequestResponseCycle | None, self.cycle)
         return cycle is not None and not cycle.response_complete
+
+    def _refuse_head(self) -> None:
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     def _expect_head(self) -> None:
         if self._head_timer is None:

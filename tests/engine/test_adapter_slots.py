@@ -4,7 +4,7 @@ import pytest
 
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.scheduled_batch import SlotLoad
-from engine.slot_gate import IDLE_LOADS
+from engine.slot_gate import STINT_LOADS
 from tests.support.memory_engine import FakeSource, MemoryEngine, request
 
 
@@ -241,18 +241,40 @@ def test_service_goes_on_past_a_queue_that_lacks_only_a_slot():
 
 def test_slots_go_round_while_seats_and_blocks_are_to_spare():
     engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
-    for number in range(6):
-        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=40)
-    for _ in range(3 * IDLE_LOADS + 12):
+    for number in range(4):
+        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=3 * STINT_LOADS)
+    while len(engine.first_token_at) < 4:
         engine.step()
-    assert len(engine.first_token_at) == 6, "each had its turn long before the first was over"
+    assert not engine.finished_at, "each had its turn before the first was over"
     engine.run()
-    assert engine.core.stats().preemptions > 6
-    ends = [engine.finished_at[number] for number in range(6)]
+    assert engine.core.stats().preemptions > 3
+    ends = [engine.finished_at[number] for number in range(4)]
     assert min(ends) > 0.6 * max(ends), "they share the slots"
-    for number in range(6):
+    for number in range(4):
         engine.assert_as_alone(number)
         assert engine.last(number).timing.queue["slot"] > 0
+
+
+def test_a_slot_goes_round_only_after_a_stint():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
+    for number in (0, 1):
+        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=3 * STINT_LOADS)
+    engine.run()
+    assert 2 <= engine.core.stats().preemptions <= 4, "each but the last stint of either ends so"
+    for number in (0, 1):
+        engine.assert_as_alone(number)
+
+
+def test_slots_do_not_go_round_while_more_tenants_ask_for_one_than_there_are():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
+    for number in range(6):
+        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=3 * STINT_LOADS)
+    while not engine.finished_at:
+        engine.step()
+    assert len(engine.first_token_at) == 2 and engine.core.stats().preemptions == 0
+    engine.run()
+    for number in range(6):
+        engine.assert_as_alone(number)
 
 
 def test_while_slots_are_all_that_is_short_the_fewest_sequences_are_paused():
@@ -267,6 +289,22 @@ def test_while_slots_are_all_that_is_short_the_fewest_sequences_are_paused():
         engine.step()
     assert sorted(engine.core.stats().resident) == ["many", "new"]
     assert engine.core.stats().preemptions == 1
+    engine.run()
+    for number in range(1, 6):
+        engine.assert_as_alone(number)
+
+
+def test_whose_tenant_is_far_ahead_is_not_spared_for_its_many_sequences():
+    engine = MemoryEngine(max_loras=2, max_num_seqs=12, slot_debt_tokens=60, num_kv_blocks=200)
+    for number in (1, 2, 3):
+        _steady(engine, "many", number, tenant="x", max_tokens=60)
+    _steady(engine, "few", 4, tenant="y", max_tokens=60)
+    for _ in range(20):
+        engine.step()
+    _steady(engine, "new", 5, tenant="z", max_tokens=30)
+    while 5 not in engine.first_token_at:
+        engine.step()
+    assert sorted(engine.core.stats().resident) == ["few", "new"]
     engine.run()
     for number in range(1, 6):
         engine.assert_as_alone(number)

@@ -81,4 +81,21 @@ def test_without_a_limit_nothing_is_ever_overdue():
     debt = SlotDebt(float("inf"))
     debt.open()
     debt.lend("a", 1e12)
-    assert not debt.is_overdue
+    debt.waste(2.0)
+    assert not debt.is_overdue and not debt.is_due
+
+
+def test_room_that_is_left_unused_makes_the_oldest_claim_due_but_not_overdue():
+    debt = SlotDebt(limit=100)
+    first, second = debt.open(), debt.open()
+    debt.waste(0.5)
+    debt.lend("a", 50)
+    assert not debt.is_due
+    debt.lend("b", 1)
+    assert debt.is_due and not debt.is_overdue
+    debt.close(first)
+    assert not debt.is_due, "the next one's count begins"
+    debt.waste(1.1)
+    assert debt.is_due and not debt.is_overdue
+    debt.close(second)
+    assert not debt.is_due

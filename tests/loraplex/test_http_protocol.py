@@ -107,6 +107,25 @@ async def test_a_head_beyond_the_limit_is_refused_while_it_comes(head: bytes):
         assert await reader.read() == b""
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nx: " + b"a" * 1000,
+        b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 200,
+        b"POST /" + b"a" * 600 + b" HTTP/1.1\r\ncontent-length: 9\r\nx: " + b"a" * 600,
+    ],
+    ids=["one header", "many headers", "path and header"],
+)
+async def test_a_head_beyond_the_limit_is_refused_when_it_comes_in_one_piece(head: bytes):
+    async with served(Echo(), max_head_bytes=1000) as connect:
+        reader, writer = await connect()
+        writer.write(GET)
+        assert (await answer(reader))[0] == 200
+        writer.write(head + b"\r\n\r\n" + b"123456789" + GET)
+        assert (await answer(reader))[0] == 431
+        assert await reader.read() == b""
+
+
 async def test_a_body_may_be_larger_than_a_head_and_so_may_a_connection():
     body = b"b" * 50_000
     request = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
