@@ -39,7 +39,7 @@ def watched_seconds_per_token(service: OurService, loops: int) -> tuple[float, S
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--loops", type=int, default=1)
     options = parser.parse_args()
     started = time.monotonic()
