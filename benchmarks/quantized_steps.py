@@ -1,10 +1,11 @@
 """What a quantised base costs and saves on a CPU, beside the same model as it was saved.
 
-    python -m benchmarks.quantized_steps [--model DIR] [--passes N] [--cpu-seconds] [--json FILE]
+    python -m benchmarks.quantized_steps [--schemes NAME ...] [--passes N] [--minutes M]
+        [--model DIR] [--cpu-seconds] [--json FILE]
 
 Real schedulers and real runners in this process, one for each way to hold the layers' weights. They
 take turns, pass by pass: a prefill of 512 tokens, then steps in which 1, 8 and 32 sequences decode
-at a context of about 100 tokens, half of them with adapters. Ratios are taken within a pass;
+at a context of about 50 tokens, half of them with adapters. Ratios are taken within a pass;
 `--cpu-seconds` counts one thread's own time: for machines that others use.
 Needs `loraplex[quantization]`.
 """
@@ -29,7 +30,7 @@ from engine.build_runner import BuiltRunner, build_runner
 from engine.quantization.choose import QUANTIZATIONS
 
 BASE = "bfloat16"
-CONTEXT = 96
+CONTEXT = 48
 CHUNK = 512
 BATCHES = (1, 8, 32)
 STEPS = 6
@@ -86,21 +87,29 @@ class Contender:
 def main(argv: list[str] | None = None) -> int:
     """Print one table: what each costs, over the base, and the bytes of its layers."""
     parser = make_parser(__doc__)
+    parser.add_argument("--schemes", nargs="+", choices=QUANTIZATIONS, default=["int8"])
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=2.5, help="begin no pass that ends later")
     parser.add_argument("--cpu-seconds", action="store_true")
     options = parser.parse_args(argv)
     clock = time.thread_time_ns if options.cpu_seconds else time.perf_counter_ns
+    started = time.monotonic()
     folder = model_dir(options)
     with tempfile.TemporaryDirectory() as scratch:
         adapters = write_adapters(folder, Path(scratch), adapter_names(NUM_ADAPTERS))
         contenders = [make_contender(folder, adapters, None)]
-        contenders += [make_contender(folder, adapters, name) for name in QUANTIZATIONS]
-    for number in range(options.passes + 1):
+        contenders += [make_contender(folder, adapters, name) for name in options.schemes]
+    longest = 0.0
+    for number in range(options.passes + 1):  # the first is a warm-up
+        began = time.monotonic()
+        if number > 1 and began + longest - started > 60 * options.minutes:
+            break
         for contender in contenders:
             gc.collect()
             contender.run_pass(clock, number)
+        longest = max(longest, time.monotonic() - began)
     for contender in contenders:
-        del contender.passes[0]  # a warm-up
+        del contender.passes[0]
     print(machine())
     print(markdown(HEADER, table(contenders)))
     write_json(options.json, {c.name: {"bytes": c.layer_bytes, "ms": c.passes} for c in contenders})

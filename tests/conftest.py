@@ -8,8 +8,14 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Before triton is imported: tests run its kernels in the interpreter, on any machine.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Triton is imported: kernels run in its interpreter, but for `pytest -m gpu`."""
+    if config.getoption("markexpr") == "gpu":
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

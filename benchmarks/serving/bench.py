@@ -4,7 +4,8 @@
 
 A real `loraplex serve` with 8 adapter slots gets `base`, `mix8` and `zipf16` (16 adapters) in
 turn, and one started without adapters gets `base`; the client shares their cores. Before them, in
-the same run, `benchmarks/step_profile.py` measures where a step's time goes and the floor.
+the same run, `benchmarks/step_profile.py` measures where a step's time goes and the floor, and
+`benchmarks/quantized_steps.py` what a base in int8 costs beside bfloat16.
 """
 
 import json
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +91,31 @@ def engine_rates(profile: Mapping[str, Any], decode: str) -> dict[str, float]:
 
 
 def profile_steps(model: Path, scratch: Path, repeats: int) -> tuple[str, dict[str, Any]]:
-    """Run `benchmarks.step_profile` in a process of its own; returns its text and figures."""
-    path = scratch / "profile.json"
+    """Run `benchmarks.step_profile`; returns its text and figures."""
+    text, figures = _measure_apart("step_profile", model, scratch, "--repeats", str(repeats))
+    return text, figures["profiles"]
+
+
+def quantized_steps(model: Path, scratch: Path, passes: int) -> tuple[str, dict[str, Any]]:
+    """Run `benchmarks.quantized_steps`, where its library is; returns its text and figures."""
+    if find_spec("torchao") is None:
+        return "No quantised base: it needs loraplex[quantization]", {}
+    return _measure_apart("quantized_steps", model, scratch, "--passes", str(passes))
+
+
+def _measure_apart(
+    name: str, model: Path, scratch: Path, *options: str
+) -> tuple[str, dict[str, Any]]:
+    path = scratch / f"{name}.json"
     command = [
-        sys.executable, "-m", "benchmarks.step_profile", "--model", str(model),
-        "--repeats", str(repeats), "--json", str(path),
+        sys.executable, "-m", f"benchmarks.{name}", "--model", str(model), "--json", str(path),
     ]  # fmt: skip
     # As the supervisor starts an engine.
     environment = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"} | os.environ
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return done.stdout, json.loads(path.read_text())["profiles"]
+    done = subprocess.run(
+        [*command, *options], check=True, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    return done.stdout, json.loads(path.read_text())
 
 
 def summary(
@@ -145,6 +162,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=7.5, help="begin no pass that ends later")
     parser.add_argument("--profile-repeats", type=int, default=4)
+    parser.add_argument("--quantized-passes", type=int, default=2)
     options = parser.parse_args()
     started = time.monotonic()
     model = model_dir(options)
@@ -153,6 +171,8 @@ def main() -> None:
         scratch = Path(folder)
         adapters = write_adapters(model, scratch, adapter_names(16))
         text, profile = profile_steps(model, scratch, options.profile_repeats)
+        print(text, flush=True)
+        text, quantized = quantized_steps(model, scratch, options.quantized_passes)
         print(text, flush=True)
         with (
             our_service(model, ["--max-loras", "0"]) as plain,
@@ -186,6 +206,7 @@ def main() -> None:
             "machine": machine(),
             "loops": options.loops,
             "profile": profile,
+            "quantized": quantized,
             "adapter_bytes": adapter_bytes,
             "footprints": {name: asdict(foot) for name, foot in footprints.items()},
             "runs": {name: passes.as_dict() for name, passes in taken.items()},

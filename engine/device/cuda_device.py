@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.device.device import Mark, Replay
 from engine.device.memory_plan import DeviceFacts
+from engine.device.shared_output import SharedOutput
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class CudaDevice:
         self._side = torch.cuda.Stream(self.torch_device)
         self._capturing = torch.cuda.Stream(self.torch_device)
         self._pool: Any = torch.cuda.graph_pool_handle()
-        self._outputs: Tensor | None = None
-        """Bytes that graphs leave their results in; as many as the largest result so far has."""
+        self._output = SharedOutput()
 
     def put(self, target: Tensor, values: npt.NDArray[Any]) -> None:
         """See `Device.put`."""
@@ -103,26 +103,18 @@ class CudaDevice:
             yield
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """See `Device.capture`. Graphs share their memory: a run's output holds until the next.
-
-        A result that a graph holds on to is memory that the next one cannot have, so they are
-        copied to one place; best the largest is captured first.
-        """
-        self._capturing.wait_stream(torch.cuda.current_stream(self.torch_device))
+        """See `Device.capture`. Graphs share their memory, and the place of their results."""
+        main = torch.cuda.current_stream(self.torch_device)
+        self._capturing.wait_stream(main)
         with torch.cuda.stream(self._capturing):
             for _ in range(_WARM_UPS - 1):
                 function()
-            output = self._output_like(function())
-        torch.cuda.current_stream(self.torch_device).wait_stream(self._capturing)
+            output = self._output.place_for(function())
+        main.wait_stream(self._capturing)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing):
             output.copy_(function())
         return CudaReplay(graph, output)
-
-    def _output_like(self, result: Tensor) -> Tensor:
-        if self._outputs is None or self._outputs.numel() < result.nbytes:
-            self._outputs = torch.empty(result.nbytes, dtype=torch.uint8, device=self.torch_device)
-        return self._outputs[: result.nbytes].view(result.dtype).view(result.shape)
 
     def facts(self) -> DeviceFacts:
         """See `Device.facts`."""

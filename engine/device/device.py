@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.device.memory_plan import DeviceFacts
+from engine.device.shared_output import SharedOutput
 
 
 class Mark(Protocol):
@@ -91,12 +92,14 @@ class HostMark:
 class CallReplay:
     """A `Replay` that calls the function again."""
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
+    def __init__(self, function: Callable[[], Tensor], output: SharedOutput) -> None:
         self._function = function
+        self._output = output
 
     def run(self) -> Tensor:
         """See `Replay.run`."""
-        return self._function()
+        result = self._function()
+        return self._output.place_for(result).copy_(result)
 
 
 class HostDevice:
@@ -104,6 +107,7 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
+        self._output = SharedOutput()
 
     def put(self, target: Tensor, values: npt.NDArray[Any]) -> None:
         """See `Device.put`."""
@@ -130,8 +134,8 @@ class HostDevice:
         return nullcontext()
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """See `Device.capture`; a replay is a call."""
-        return CallReplay(function)
+        """See `Device.capture`; a replay is a call, whose result goes where a graph's would."""
+        return CallReplay(function, self._output)
 
     def facts(self) -> DeviceFacts:
         """See `Device.facts`."""

@@ -198,4 +198,6 @@ class DeviceRunner:
         return OwnWeights(norms, *ends)
 
     def _there(self, values: Tensor) -> Tensor:
-        return self._device.send(values.numpy())
+        # As bytes: NumPy has no bfloat16.
+        sent = self._device.send(values.contiguous().view(torch.uint8).numpy())
+        return sent.view(values.dtype)
