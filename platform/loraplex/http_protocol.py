@@ -38,12 +38,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits = limits
         self._in_head = True
         """No request has begun, or one whose head is not complete."""
-        self._head_bytes = 0
-        """Received of a head that is not complete."""
+        self._bare_bytes = 0
+        """Received since a head ended, or a part of a body: of the next head, or of trailers."""
         self._parsed_bytes = 0
         """Of the target and the header fields of the request that is being read."""
-        self._num_boundaries = 0
-        """Ends of heads and of bodies so far."""
+        self._num_parts = 0
+        """Heads that have ended, and parts and ends of bodies, so far."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._has_resumed = False
@@ -55,19 +55,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes until a head is complete."""
-        if self._in_head and self._head_bytes == 0:
+        """Count what comes and is no part of a body."""
+        if self._in_head and self._bare_bytes == 0:
             data = _without_upgrade(data)
-        before = self._num_boundaries
+        before = self._num_parts
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        # What followed the end of a request is less than one read; it is not counted.
-        is_all_head = self._num_boundaries == before
-        self._head_bytes = self._head_bytes + len(data) if is_all_head else 0
-        if self._head_bytes > self._limits.max_head_bytes:
+        # What followed a part is less than one read; it is not counted.
+        is_bare = self._num_parts == before
+        self._bare_bytes = self._bare_bytes + len(data) if is_bare else 0
+        if self._bare_bytes > self._limits.max_head_bytes:
             self._refuse_head()
-        elif self._head_bytes and not self._is_answering:
+        elif self._in_head and self._bare_bytes and not self._is_answering:
             self._expect_head()
 
     def on_message_begin(self) -> None:
@@ -81,25 +81,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field."""
-        self._parsed_bytes += len(name) + len(value) + len(": \r\n")
-        super().on_header(name, value)
+        """A header field; one that trails a body is dropped, as RFC 9110, 6.5.1 has it."""
+        if self._in_head:
+            self._parsed_bytes += len(name) + len(value) + len(": \r\n")
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is complete. One that came in a single read is measured only here."""
         if self._parsed_bytes > self._limits.max_head_bytes:
             self._refuse_head()
             raise ValueError("too large a head")  # ends the parsing
-        self._in_head = False
-        self._num_boundaries += 1
-        self._head_bytes = 0
-        self._cancel_head_timer()
         super().on_headers_complete()
+        self._in_head = False
+        self._num_parts += 1
+        self._cancel_head_timer()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        self._num_parts += 1
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next head may come."""
         self._in_head = True
-        self._num_boundaries += 1
+        self._num_parts += 1
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -126,16 +131,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up: at a fault of the client, or because we refused its head."""
-        if not self.transport.is_closing():
+        if self._may_answer:
             super().send_400_response(msg)
+        self.transport.close()
 
     @property
     def _is_answering(self) -> bool:
         cycle = cast(RequestResponseCycle | None, self.cycle)
         return cycle is not None and not cycle.response_complete
 
+    @property
+    def _may_answer(self) -> bool:
+        """Whether a reply that is written now would be taken for that to what is being read."""
+        cycle = cast(RequestResponseCycle | None, self.cycle)
+        if self.transport.is_closing():
+            return False
+        if self._in_head:
+            return cycle is None or cycle.response_complete
+        assert cycle is not None
+        return not cycle.response_started and not self.pipeline
+
     def _refuse_head(self) -> None:
-        self.transport.write(_TOO_LARGE)
+        if self._may_answer:
+            self.transport.write(_TOO_LARGE)
         self.transport.close()
 
     def _expect_head(self) -> None:
