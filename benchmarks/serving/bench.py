@@ -100,7 +100,8 @@ def quantized_steps(model: Path, scratch: Path, passes: int) -> tuple[str, dict[
     """Run `benchmarks.quantized_steps`, where its library is; returns its text and figures."""
     if find_spec("torchao") is None:
         return "No quantised base: it needs loraplex[quantization]", {}
-    return _measure_apart("quantized_steps", model, scratch, "--passes", str(passes))
+    options = ("--passes", str(passes), "--minutes", "0.75")
+    return _measure_apart("quantized_steps", model, scratch, *options)
 
 
 def _measure_apart(
