@@ -122,6 +122,8 @@ class TenantLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str
     running: int
     waiting: int
+    slots: int = 0
+    """Those that count for its quota: of adapters that run, and one that is reserved."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

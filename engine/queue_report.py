@@ -34,6 +34,7 @@ def tenant_loads(lifecycle: Lifecycle) -> list[TenantLoad]:
             tenant.name,
             sum(queue.num_running for queue in tenant.queues.values()),
             tenant.num_waiting,
+            tenant.num_slots_counted,
         )
         for tenant in lifecycle.waiting.tenants.values()
     )

@@ -55,8 +55,13 @@ class Tenant:
         """Whether its quota allows one more adapter in a slot; a reserved slot counts already."""
         if self.max_slots is None:
             return True
+        return self.num_slots_counted < self.max_slots
+
+    @property
+    def num_slots_counted(self) -> int:
+        """What counts for its quota of slots: those it runs on, and the one it has reserved."""
         is_waiting = self.reserved is not None and not self.reserved.num_running
-        return self.num_slots + is_waiting < self.max_slots
+        return self.num_slots + is_waiting
 
     def may_use_slot(self, queue: AdapterQueue) -> bool:
         """Whether its quota lets one of its queues, in which something waits, use a slot."""

@@ -35,6 +35,24 @@ def test_adapters_beyond_the_quota_wait_with_that_cause_and_others_pass():
     assert not engine.last(11).timing.queue.get("quota")
 
 
+def test_idle_adapters_in_slots_do_not_count_for_the_quota_and_reserved_slots_do():
+    engine = MemoryEngine(max_loras=4, max_num_seqs=8)
+
+    def counted() -> dict[str, int]:
+        return {load.tenant: load.slots for load in engine.core.stats().tenants}
+
+    for number, adapter in enumerate(("a", "b")):
+        engine.add(request(number, [1], tenant="t", adapter=adapter, max_slots=2, max_tokens=2))
+        engine.run()
+    assert counted() == {}, "both are in slots, and nothing runs"
+    engine.add(request(7, [1], tenant="t", adapter="a", max_slots=2, max_tokens=9))
+    engine.step()
+    assert counted() == {"t": 1}
+    engine.add(request(8, [1], tenant="t", adapter="c", max_slots=2, max_tokens=9))
+    engine.step()
+    assert counted() == {"t": 2}
+
+
 def test_more_calls_of_an_adapter_that_has_its_slot_go_on():
     engine = MemoryEngine(max_loras=4, max_num_seqs=8)
     for number in range(3):

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from adapter_store.registry.records import ResidencyLimits
-from engine.messages import QueueStats
+from adapter_store.registry.records import Quota, ResidencyLimits
+from engine.messages import QueueStats, TenantLoad
 from engine.telemetry.records import (
     AdapterOwner,
     RequestRecord,
@@ -23,15 +23,21 @@ from loraplex.dashboard.adapter_views import Adapters, AdapterView
 from loraplex.dashboard.engine_views import Batch, Slots
 from loraplex.dashboard.tables import FORMULA, Table, to_csv
 from loraplex.dashboard.views import Alerts, Export, Overview
+from loraplex.dashboard.views import Quota as QuotaView
 from loraplex.recorder.alert_desk import CALM_SECONDS, PUBLISH_EVIDENCE_SECONDS, AlertDesk
 from loraplex.recorder.standings import Standings
 from loraplex.recorder.traffic import CAUSES
 from loraplex.recorder.widths import SPANS
 from tests.support.dashboard import Dashboard, Recording, dashboard
+from tests.support.fake_engine import FakeEngine, statistics
 from tests.support.records import ToldEngine, request_record, stats, step_record
-from tests.support.registry import FINGERPRINT, open_registry, upload
+from tests.support.registry import FINGERPRINT, counted_statements, open_registry, upload
 
 pytestmark = pytest.mark.anyio
+
+KEPT_LIMITS = ResidencyLimits(
+    base_fingerprint=FINGERPRINT, max_pinned=2, max_warm=1, max_bytes=2**30
+)
 
 
 def just_now(**changes: object) -> RequestRecord:
@@ -176,14 +182,18 @@ async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
             browser, "adapters", Adapters, sort="adapter", order="asc", offset=1, limit=2
         )
         assert [row.adapter for row in page.rows] == ["idle", "other"]
-        limits = ResidencyLimits(
-            base_fingerprint=FINGERPRINT, max_pinned=1, max_warm=1, max_bytes=2**30
-        )
-        await at.service.registry.set_residency("acme", "idle", "warm", limits)
+        registry = at.service.registry
+        await registry.register_version("zen", "tone", upload("three"), FINGERPRINT)
+        await registry.set_residency("acme", "idle", "warm", KEPT_LIMITS)
+        await registry.set_residency("zen", "tone", "pinned", KEPT_LIMITS)
         page = await get(browser, "adapters", Adapters, search="acme/")
-        assert {row.adapter: row.residency for row in page.rows} == {
-            "tone": "absent", "other": "absent", "idle": "host", "base": "base",
+        assert {row.adapter: (row.residency, row.kept) for row in page.rows} == {
+            "tone": ("absent", "auto"), "other": ("absent", "auto"), "idle": ("host", "warm"),
+            "base": ("base", "auto"),
         }  # fmt: skip
+        page = await get(browser, "adapters", Adapters, search="zen/tone")
+        assert [(row.residency, row.kept) for row in page.rows] == [("host", "pinned")]
+        await registry.delete_adapter("zen", "tone")
         found: Adapters = await get(browser, "adapters", Adapters, search="ZEN/s")
         assert ([row.adapter for row in found.rows], found.total, found.known) == (["secret"], 1, 5)
         assert (await get(browser, "adapters", Adapters, search="%")).total == 0
@@ -348,6 +358,75 @@ async def test_names_with_the_same_files_are_in_a_slot_each_as_itself(
         assert places == {"tone": ("slot", 1), "copy": ("slot", 0)}
         shares = {row.adapter: row.resident_share or 0.0 for row in table.rows}
         assert shares["tone"] > shares["copy"] > 0
+
+
+async def test_a_pin_is_shown_to_its_tenant_and_to_no_other(tmp_path: Path, registry_url: str):
+    async with dashboard(tmp_path, registry_url) as at:
+        registry = at.service.registry
+        events: list[SlotEvent] = []
+        for slot, (tenant, name) in enumerate((("acme", "tone"), ("zen", "mine"), ("zen", "own"))):
+            content = "own" if name == "own" else "same"
+            made = await registry.register_version(tenant, name, upload(content), FINGERPRINT)
+            events.append(
+                SlotEvent(
+                    at=time.time() - 9, slot=slot, digest=made.digest, kind="resident",
+                    owners=(AdapterOwner(tenant, f"{name}@1"),),
+                )
+            )  # fmt: skip
+        for name in ("mine", "own"):
+            await registry.set_residency("zen", name, "pinned", KEPT_LIMITS)
+        await at.recording.record(events=events)
+        for key, expected in (
+            ("admin", [("tone", True), ("mine", True), ("own", True)]),
+            ("zen:tenant", [(None, True), ("mine", True), ("own", True)]),
+            ("acme:tenant", [("tone", False), (None, False), (None, False)]),
+        ):
+            async with at.logged_in(key) as browser:
+                view: Slots = await get(browser, "slots", Slots)
+                assert [(span.adapter, span.is_pinned) for span in view.spans] == expected
+
+
+async def test_a_quota_is_told_with_what_is_used_of_it_and_only_to_its_tenant(
+    tmp_path: Path, registry_url: str
+):
+    engine = FakeEngine(lambda request: [5] * 3)
+    loads = [TenantLoad("acme", 3, 2, 1), TenantLoad("zen", 70, 80, 2)]
+    engine.statistics = statistics(tenants=loads)
+    async with dashboard(tmp_path, registry_url, engine) as at:
+        registry = at.service.registry
+        for tenant, name in (("acme", "tone"), ("acme", "gone"), ("zen", "secret")):
+            await registry.register_version(tenant, name, upload("12345"), FINGERPRINT)
+        await registry.register_version("acme", "tone", upload("123"), FINGERPRINT)
+        await registry.delete_adapter("acme", "gone")
+        limits = Quota(requests_per_minute=5, max_concurrent=4, max_slots=1, max_adapter_bytes=99)
+        await registry.set_quota("acme", limits, weight=2.0)
+        await registry.set_quota("zen", Quota(requests_per_minute=9))
+        for tenant, calls in (("acme", 2), ("zen", 1)):
+            async with at.service.client(f"{tenant}:inference") as client:
+                for _ in range(calls):
+                    call = {"model": "tiny", "prompt": [7, 8], "max_tokens": 4}
+                    assert (await client.post("/v1/completions", json=call)).status_code == 200
+        async with at.logged_in("acme:tenant") as browser:
+            view: QuotaView = await get(browser, "quota", QuotaView)
+            assert (view.tenant, view.weight, view.is_suspended) == ("acme", 2.0, False)
+            assert {use.name: (use.limit, use.used) for use in view.uses} == {
+                "requests_per_minute": (5, 2), "tokens_per_minute": (None, None),
+                "max_concurrent": (4, 3), "max_queued": (None, 2), "max_slots": (1, 1),
+                "max_adapters": (None, 1), "max_adapter_bytes": (99, 8), "max_rank": (None, None),
+            }  # fmt: skip
+            with counted_statements(registry) as sent:
+                assert await get(browser, "quota", QuotaView, tenant="zen") == view
+            selects = [sql for sql in sent if sql.startswith("SELECT")]
+            assert len(selects) == 4  # session, tenant, adapters, bytes
+            engine.is_ready = False
+            view = await get(browser, "quota", QuotaView)
+            used = {use.name: use.used for use in view.uses}
+            assert used["max_concurrent"] is used["max_queued"] is used["max_slots"] is None
+            engine.is_ready = True
+        async with at.logged_in("admin") as browser:
+            assert (await browser.get("/dashboard/api/quota")).status_code == 404
+        async with at.browser() as nobody:
+            assert (await nobody.get("/dashboard/api/quota")).status_code == 401
 
 
 async def test_alerts_are_found_in_what_was_recorded(tmp_path: Path, registry_url: str):

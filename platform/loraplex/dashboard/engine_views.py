@@ -19,8 +19,9 @@ class SlotSpan(Struct, frozen=True):
     """One slot in one state for a while; `end` is None while it lasts.
 
     Without `adapter`, another tenant's. A `reserved` one is of the adapter that the slot is drained
-    for, beside the span of the one that is to leave. `is_pinned` is as of now. `also` names other
-    adapters and versions with the same files, which the same weights serve.
+    for, beside the span of the one that is to leave. `is_pinned` is as of now, and for a tenant by
+    its own pins alone. `also` names other adapters and versions with the same files, which the same
+    weights serve.
     """
 
     slot: int

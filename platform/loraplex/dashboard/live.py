@@ -17,11 +17,11 @@ from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.session import Database
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, TenantLoad
 from engine.telemetry.records import Cursor, StepRecord
 from loraplex.dashboard.alerts_query import lasting_alerts, seen_by
 from loraplex.dashboard.live_stream import LiveStream, event
-from loraplex.dashboard.live_view import Recent, live_view
+from loraplex.dashboard.live_view import Recent, live_view, load_of
 from loraplex.dashboard.progress_query import progress
 from loraplex.dashboard.sessions import EndReason, Sessions, Viewer
 from loraplex.dashboard.slots_query import newest_slots
@@ -115,6 +115,12 @@ class LiveSource:
         """The newest event `live`; None if the engine never answered."""
         await self._freshen()
         return self._live(tenant) if self._recent.at else None
+
+    async def load(self, tenant: str) -> TenantLoad | None:
+        """What runs and waits of a tenant; None while the engine is away."""
+        await self._freshen()
+        stats = self._recent.stats
+        return load_of(stats, tenant) if stats is not None and self._engine.is_ready else None
 
     async def steps(self) -> Sequence[StepRecord]:
         """The newest steps."""

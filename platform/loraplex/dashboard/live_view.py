@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.messages import EngineInfo, EngineStats
+from engine.messages import EngineInfo, EngineStats, TenantLoad
 from engine.telemetry.records import Objective, RequestRecord, StepRecord, Telemetry
 from loraplex.dashboard.views import EngineNow, Live, Percentiles
 from loraplex.recorder.sketch import Sketch
@@ -96,8 +96,14 @@ def _queues(stats: EngineStats | None, tenant: str | None) -> tuple[int, int, di
             by_cause[queue.cause] = by_cause.get(queue.cause, 0) + queue.waiting
     if tenant is None:
         return stats.running, stats.waiting, by_cause
-    own = next((load for load in stats.tenants if load.tenant == tenant), None)
-    return (own.running, own.waiting, by_cause) if own is not None else (0, 0, by_cause)
+    own = load_of(stats, tenant)
+    return own.running, own.waiting, by_cause
+
+
+def load_of(stats: EngineStats, tenant: str) -> TenantLoad:
+    """What runs and waits of a tenant."""
+    nothing = TenantLoad(tenant, 0, 0)
+    return next((load for load in stats.tenants if load.tenant == tenant), nothing)
 
 
 def _engine(

@@ -8,7 +8,6 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.registry.models import Adapter, AdapterVersion, Tenant
-from adapter_store.registry.rollup_models import SlotSpan
 from loraplex.dashboard.views import Quota, QuotaUse
 from loraplex.limits.shared_rates import SharedRates
 from loraplex.services import Services
@@ -19,9 +18,11 @@ async def quota(services: Services, tenant: str) -> Quota:
     info = await services.backends.registry.get_tenant(tenant)
     used = await services.backends.registry.database.read(lambda s: _kept(s, tenant))
     used |= await _rates(services.backends.rates, tenant)
-    live = await services.live.live(tenant)
-    if live is not None:
-        used |= {"max_concurrent": live.running, "max_queued": live.waiting}
+    load = await services.live.load(tenant)
+    if load is not None:
+        used |= {
+            "max_concurrent": load.running, "max_queued": load.waiting, "max_slots": load.slots,
+        }  # fmt: skip
     return Quota(
         tenant=tenant,
         weight=info.weight,
@@ -45,7 +46,7 @@ async def _rates(rates: SharedRates, tenant: str) -> dict[str, int]:
 
 
 async def _kept(session: AsyncSession, tenant: str) -> dict[str, int]:
-    """Adapters that there are, their bytes, and those in slots: three statements."""
+    """Adapters that there are, and the bytes of all their versions."""
     of_tenant = select(Tenant.id).where(Tenant.name == tenant).scalar_subquery()
     adapters = await session.scalar(
         select(func.count())
@@ -57,11 +58,4 @@ async def _kept(session: AsyncSession, tenant: str) -> dict[str, int]:
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
         .where(Adapter.tenant_id == of_tenant)
     )
-    owners = await session.scalars(
-        select(SlotSpan.owners).where(SlotSpan.ended.is_(None), SlotSpan.kind != "reserved")
-    )
-    return {
-        "max_adapters": adapters or 0,
-        "max_adapter_bytes": int(size or 0),
-        "max_slots": sum(any(owner == tenant for owner, _ in stay) for stay in owners),
-    }
+    return {"max_adapters": adapters or 0, "max_adapter_bytes": int(size or 0)}

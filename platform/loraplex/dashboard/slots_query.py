@@ -38,7 +38,7 @@ async def slots(session: AsyncSession, tenant: str | None, range_: Range, now: f
     cut = stays.pop().ended if len(stays) > MAX_SPANS else None
     stays.reverse()
     marks = _marks(stays, tenant, axis.begin)
-    pinned = await _pinned(session)
+    pinned = await _pinned(session, tenant)
     return Slots(
         window=axis.window(done.complete_until),
         slots_total=done.slots_total,
@@ -60,7 +60,7 @@ async def newest_slots(session: AsyncSession, tenant: str | None, now: float) ->
         session, select(SpanRow).where(*newest).order_by(SpanRow.began, SpanRow.id), MAX_SPANS
     )
     marks = _marks(stays, tenant, since)
-    pinned = await _pinned(session)
+    pinned = await _pinned(session, tenant)
     return Slots(
         window=Window("5m", since, now, NEWEST_SECONDS, [], done.complete_until),
         slots_total=done.slots_total,
@@ -143,9 +143,10 @@ async def _owners(session: AsyncSession, digests: set[str]) -> dict[str, list[Ad
     return owners
 
 
-async def _pinned(session: AsyncSession) -> Set[str]:
-    """Weights that are pinned: those that `default` of a pinned adapter points to."""
-    digests = await session.scalars(
+async def _pinned(session: AsyncSession, tenant: str | None) -> Set[str]:
+    """Weights that are pinned, and whose pin may be seen: those that `default` of a pinned adapter
+    points to."""
+    query = (
         select(AdapterVersion.digest)
         .join(Alias, Alias.version_id == AdapterVersion.id)
         .join(Adapter, Adapter.id == Alias.adapter_id)
@@ -156,7 +157,9 @@ async def _pinned(session: AsyncSession) -> Set[str]:
             Adapter.deleted_at.is_(None),
         )
     )
-    return frozenset(digests)
+    if tenant is not None:
+        query = query.join(Tenant, Tenant.id == Adapter.tenant_id).where(Tenant.name == tenant)
+    return frozenset(await session.scalars(query))
 
 
 def owner_of(stay: Stay, tenant: str | None) -> AdapterOwner | None:

@@ -224,7 +224,9 @@ class Overview(Struct, frozen=True):
 class QuotaUse(Struct, frozen=True):
     """One limit of a tenant, and how much of it is used; None: no limit, or nothing that is used.
 
-    The rates are those of the last 60 s, `concurrent`, `queued` and `slots` those of this moment.
+    The rates are those of the last 60 s; `max_concurrent`, `max_queued` and `max_slots` those of
+    this moment, None while the engine is away. A slot counts that is reserved, or whose adapter
+    runs: not that of an idle one.
     """
 
     name: Literal[

@@ -9,7 +9,7 @@ const LINES = {
   tokens_per_minute: { label: "tokens in the last minute" },
   max_concurrent: { label: "running at once" },
   max_queued: { label: "waiting" },
-  max_slots: { label: "adapters in slots" },
+  max_slots: { label: "slots in use" },
   max_adapters: { label: "adapters" },
   max_adapter_bytes: { label: "bytes of all versions", write: format.bytes },
   max_rank: { label: "rank of an adapter" },
