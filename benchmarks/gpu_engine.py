@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_engine.py [--json FILE]
 
-Needs torch >= 2.11, triton >= 3.6, transformers, peft, safetensors and NumPy, and no installation
+Needs torch >= 2.11, triton >= 3.6, transformers >= 5.17, peft, safetensors, NumPy; no installation
 of Loraplex. The model is a Llama-3-8B of random weights in bfloat16, made on the device. Nothing is
 timed unless every value is right. `--tiny` runs every path on a CPU, kernels in Triton's
 interpreter (TRITON_INTERPRET=1): its times mean nothing.
@@ -29,38 +29,14 @@ from benchmarks.gpu_checks import hidden_waits, sanitized, wrong_values
 from benchmarks.gpu_churn import token_gaps
 from benchmarks.gpu_clock import Clock, DeviceClock, HostClock
 from benchmarks.gpu_decode import Bench, adapter_pool_rows, floor_microseconds
-from benchmarks.gpu_model import LLAMA_3_8B, TINY, Shape, transformers_model
+from benchmarks.gpu_model import transformers_model
 from benchmarks.gpu_peers import continuous_tokens_per_second, peft_tokens_per_second
+from benchmarks.gpu_plan import FULL, SMALL, Plan, fitted, weight_bytes
 from engine.device.setup import DeviceSetup, cuda_setup, interpreter_setup
+from lora_kernels.device_kernels import rank_rows
 
 TIME_LIMIT_SECONDS = 270.0
 """Cases that would begin later are left out, and counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured."""
-
-    shape: Shape
-    check_layers: int
-    dtype: torch.dtype
-    batches: tuple[int, ...]
-    context: int
-    adapters: tuple[int, ...]
-    ranks: tuple[int, ...]
-    lora_batch: int
-    peer_batch: int
-    peer_adapters: int
-    peer_prompt: int
-    peer_tokens: int
-    churn_steps: int
-
-
-FULL = Plan(
-    LLAMA_3_8B, 2, torch.bfloat16, (1, 2, 4, 8, 16, 32, 64, 128, 256), 512, (1, 4, 16, 64),
-    (8, 16, 64, 128), 64, 16, 8, 128, 32, 300,
-)  # fmt: skip
-SMALL = Plan(TINY, 2, torch.bfloat16, (2,), 48, (2,), (4,), 2, 2, 2, 5, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +115,11 @@ def _measures(plan: Plan, device: str, started: float, notes: list[str]) -> Iter
     setup = _setup(device, slots, rank)
     if device == "cuda":
         torch.cuda.empty_cache()  # of the checks
-    free = setup.device.facts().free - 2 * plan.shape.num_weights
-    pool_rows = adapter_pool_rows(plan.shape, plan.dtype, free, slots * rank)
+    free = setup.device.facts().free
+    plan, lacking = fitted(plan, free)
+    notes += lacking
+    free -= weight_bytes(plan.shape, plan.dtype)
+    pool_rows = adapter_pool_rows(plan.shape, plan.dtype, free, rank_rows(slots, rank))
     bench = Bench(
         plan.shape, setup, plan.dtype, sizes=plan.batches, context=plan.context,
         max_tokens=max(plan.batches) + plan.peer_batch * plan.peer_prompt, pool_rows=pool_rows,
