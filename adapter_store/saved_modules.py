@@ -8,7 +8,7 @@ ends with it, in the middle of a word too, and a module that is matched brings a
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 
 from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
@@ -32,9 +32,10 @@ def take_saved(
     AdapterFormatError where PEFT would look for a weight that is not there, or do more than that.
     """
     saved: dict[str, str] = {}
+    wanted = _wanted_modules(config, base)
     for key, name in list(base_copies.items()):
         module = name.removesuffix(".weight")
-        if not is_served(module) or not is_saved(config, key, module):
+        if module not in wanted or _is_of_a_base_layer(key):
             continue
         if module in saved or module in adapted:
             reason = "it has LoRA too" if module in adapted else f"{shown(saved[module])} is too"
@@ -51,15 +52,8 @@ def take_saved(
             )
         saved[module] = key
         del base_copies[key]
-    _check_complete(config, saved, base)
+    _check_complete(config, saved, wanted)
     return saved
-
-
-def is_saved(config: PeftConfig, key: str, module: str) -> bool:
-    """Whether PEFT takes a tensor of the file for a weight that takes the place of the base's."""
-    return ".base_layer." not in key and any(
-        _is_within(module, name) for name in config.modules_to_save
-    )
 
 
 def is_served(module: str) -> bool:
@@ -88,7 +82,7 @@ def check_sizes(
 def shape_error(config: PeftConfig, key: str, name: str, base: BaseModel) -> AdapterFormatError:
     """The refusal of a full weight that has not the shape of the base's tensor `name`."""
     module = name.removesuffix(".weight")
-    if not is_served(module) or not is_saved(config, key, module):
+    if _is_of_a_base_layer(key) or module not in _wanted_modules(config, base):
         return full_weight(key)
     return AdapterFormatError(
         "shape_mismatch",
@@ -111,31 +105,56 @@ def full_weight(key: str) -> AdapterFormatError:
 
 def without_weights(config: PeftConfig, modules: Collection[str]) -> list[str]:
     """The names of `modules_to_save` for which the file holds none of these modules."""
-    return [
-        name
-        for name in config.modules_to_save
-        if not any(_is_within(module, name) for module in modules)
-    ]
+    paths = _by_path(modules)
+    return [name for name in config.modules_to_save if _find(paths, name) is None]
 
 
-def _check_complete(config: PeftConfig, saved: Mapping[str, str], base: BaseModel) -> None:
+def _wanted_modules(config: PeftConfig, base: BaseModel) -> dict[str, None]:
+    """Modules of the base that PEFT looks for in the file, of those that are served; sorted."""
+    # Thousands of names may be there, and of keys: all names are compared at once, and no key is.
+    names = tuple(filter(None, config.modules_to_save))
+    served = filter(is_served, (name.removesuffix(".weight") for name in sorted(base.tensors)))
+    return {
+        module: None for module in served if any(path.endswith(names) for path in _paths(module))
+    }
+
+
+def _check_complete(config: PeftConfig, saved: Mapping[str, str], wanted: Collection[str]) -> None:
+    there = _by_path(module for module in wanted if module in saved)
+    absent = _by_path(module for module in wanted if module not in saved)
+    if not there or not absent:
+        return
     for name in config.modules_to_save:
-        wanted = [
-            module
-            for tensor in sorted(base.tensors)
-            if is_served(module := tensor.removesuffix(".weight")) and _is_within(module, name)
-        ]
-        there = [module for module in wanted if module in saved]
-        if there and len(there) < len(wanted):
-            absent = next(module for module in wanted if module not in saved)
+        one, other = _find(there, name), _find(absent, name)
+        if one is not None and other is not None:
             raise AdapterFormatError(
                 "missing_tensor",
-                f"`modules_to_save` has {shown(name)}, and the file a weight of '{there[0]}' but "
-                f"none of '{absent}'",
-                field=absent,
+                f"`modules_to_save` has {shown(name)}, and the file a weight of '{one}' but none "
+                f"of '{other}'",
+                field=other,
             )
 
 
-def _is_within(module: str, name: str) -> bool:
-    parts = (*_PEFT_ROOT, *module.split("."))
-    return name != "" and any(path.endswith(name) for path in accumulate(parts, "{}.{}".format))
+def _is_of_a_base_layer(key: str) -> bool:
+    """Whether it is what LoRA wraps, which PEFT never replaces."""
+    return ".base_layer." in key
+
+
+def _paths(module: str) -> Iterable[str]:
+    """A module's path in PEFT's model, after those of all that it lies in."""
+    return accumulate((*_PEFT_ROOT, *module.split(".")), "{}.{}".format)
+
+
+def _by_path(modules: Iterable[str]) -> dict[str, str]:
+    """The first of the modules at, or within, each path."""
+    found: dict[str, str] = {}
+    for module in modules:
+        for path in _paths(module):
+            found.setdefault(path, module)
+    return found
+
+
+def _find(modules: Mapping[str, str], name: str) -> str | None:
+    if not name:
+        return None  # PEFT would take every module
+    return next((module for path, module in modules.items() if path.endswith(name)), None)

@@ -1,3 +1,4 @@
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors.torch import load_file
 from adapter_store.base_model import BaseModel, read_base_model
 from adapter_store.conformance import ConformanceReport
 from adapter_store.errors import AdapterFormatError
+from adapter_store.peft_config import MAX_PATTERNS, parse_config
+from adapter_store.saved_modules import take_saved
 from tests.support.adapter_files import (
     edit_adapter_config,
     edit_tensors,
@@ -533,6 +536,26 @@ def test_other_modules_are_not_saved_ones(
     set_tensor(adapter, key, base_weight(base_dir, f"{module}.weight") + 1)
     error = refusal(adapter, base)
     assert (error.code, error.field) == ("full_weight", key)
+
+
+def test_names_of_saved_modules_are_not_compared_with_every_key(base: BaseModel) -> None:
+    # A file may have thousands of either, and the engine reads it beside its steps.
+    copies = {f"{head}{name}": name for name in base.tensors for head in ("", "model.", PREFIX)}
+
+    def num_calls(num_names: int) -> int:
+        config = msgspec.structs.replace(
+            parse_config(b'{"peft_type": "LORA", "target_modules": ["q_proj"]}'),
+            modules_to_save=tuple(f"none{number}" for number in range(num_names)),
+        )
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, argument: calls.append(event))
+        try:
+            assert take_saved(config, dict(copies), base, ()) == {}
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert num_calls(MAX_PATTERNS) < 2 * num_calls(1)
 
 
 def test_an_own_weight_must_fit_and_be_the_only_one(
