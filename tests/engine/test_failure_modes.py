@@ -45,8 +45,8 @@ def test_a_fleet_tells_which_of_its_replicas_fail():
     churn = next(mode for mode in FAILURE_MODES if mode.kind == "adapter_churn")
     for case, expected in ((churn.wrong, {0, 1}), (churn.cured, set())):
         fleet = Fleet(
-            study=replace(case.study, num_requests=round(4 * case.rate * 60)),
-            policy=case.policy, rate=4 * case.rate, num_replicas=2, routing="round_robin",
+            study=replace(case.study, num_requests=round(2 * case.rate * 90)),
+            policy=case.policy, rate=2 * case.rate, num_replicas=2, routing="round_robin",
         )  # fmt: skip
         found = simulate_part(fleet, 0, 1).sightings
         kinds = {s.replica for s in found if s.finding.kind == "adapter_churn"}
