@@ -20,7 +20,7 @@ class AdapterQueue:
     """
 
     __slots__ = (
-        "_sequences", "adapter", "counter", "is_yielding", "labels", "ledger", "num_running",
+        "_sequences", "adapter", "counter", "is_yielding", "label", "ledger", "num_running",
         "order", "pressure", "tenant", "waited",
     )  # fmt: skip
 
@@ -30,8 +30,9 @@ class AdapterQueue:
         self.tenant = tenant
         self.adapter = adapter
         """Digest; None for the base model."""
-        self.labels = set[str]()
-        """What requests called the adapter: more than one where versions have the same files."""
+        self.label: str | None = None
+        """What requests called it since it was idle; None where versions with the same files share
+        it."""
         self.counter = 0.0
         """Virtual tokens served, against the tenant's other queues."""
         self.ledger = WaitLedger(tenant.hold_clock, cause, now)

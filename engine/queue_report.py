@@ -42,10 +42,9 @@ def tenant_loads(lifecycle: Lifecycle) -> list[TenantLoad]:
 
 
 def _stats_of(lifecycle: Lifecycle, queue: AdapterQueue) -> Iterator[QueueStats]:
-    if len(queue.labels) == 1 or queue.adapter is None:
-        label = next(iter(queue.labels))
+    if queue.label is not None:
         head = queue.head if queue else None
-        yield _stats(lifecycle, queue, label, len(queue), queue.num_running, head)
+        yield _stats(lifecycle, queue, queue.label, len(queue), queue.num_running, head)
         return
     running = Counter(
         sequence.request.message.label

@@ -65,7 +65,10 @@ class Waiting:
             tenant.queues[message.adapter] = queue
             if message.adapter is not None:
                 self._queues_of.setdefault(message.adapter, {})[queue] = None
-        queue.labels.add(message.label)
+        if message.adapter is None or is_idle_queue(queue):
+            queue.label = message.label
+        elif queue.label != message.label:
+            queue.label = None
         return queue
 
     def queues_of(self, adapter: str) -> list[AdapterQueue]:

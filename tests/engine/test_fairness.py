@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from engine.counter_heap import CounterHeap
@@ -231,6 +232,25 @@ def test_tenants_and_queues_that_come_and_go_leave_nothing_behind():
     assert not engine.source.in_host and len(engine.source.forgotten) == 100
     assert not lifecycle.slots._adapters and not engine.core._scheduler._requests
     engine.assert_at_rest()
+
+
+def test_a_queue_that_is_never_idle_keeps_no_names_of_versions_that_are_over():
+    engine = MemoryEngine(max_num_seqs=4)
+    for number in range(20):
+        message = request(number, [number], adapter="tone", max_tokens=6)
+        engine.add(msgspec.structs.replace(message, label=f"tone@{number}"))
+        engine.step()
+        engine.step()
+        told = {queue.label: queue.waiting + queue.running for queue in engine.core.stats().queues}
+        live = [name for name in range(number + 1) if not engine.is_over(("c", name))]
+        assert told == {f"tone@{name}": 1 for name in live} and len(told) < 5
+        assert number == 0 or len(told) > 1, "never idle"
+    [queue] = engine.core._scheduler._lifecycle.waiting.queues_of("tone")  # pyright: ignore
+    assert queue.label is None
+    engine.run()
+    engine.add(msgspec.structs.replace(request(20, [1], adapter="tone"), label="tone@20"))
+    [queue] = engine.core._scheduler._lifecycle.waiting.queues_of("tone")  # pyright: ignore
+    assert queue.label == "tone@20"
 
 
 def test_who_lost_its_blocks_resumes_first_also_behind_one_who_lost_its_slot():
