@@ -14,6 +14,8 @@ from engine.telemetry.records import AdapterTotals
 
 REVIEW_SECONDS = 10.0
 HALF_LIFE_SECONDS = 600.0
+LATE_SECONDS = 2.0
+"""Refusals of the service are told within that."""
 IDLE_SECONDS = 3600.0
 """Without traffic for so long an adapter gives its place up."""
 PROMOTION = 2.0
@@ -66,6 +68,12 @@ class AdapterTable:
             place = self._seat((tenant, adapter), 0.0, now)
         place.used_at = now
         return place.totals
+
+    def refusals_of(self, tenant: str, adapter: str | None, now: float) -> AdapterTotals:
+        """As `totals_of`, for refusals: those of an adapter that was just deleted are told late."""
+        if self._forgotten and self._is_forgotten(tenant, adapter, now - LATE_SECONDS):
+            return self._other
+        return self.totals_of(tenant, adapter, now)
 
     def note_traffic(
         self, tenant: str, adapter: str | None, num_tokens: int, arrived: float, now: float

@@ -96,7 +96,7 @@ class Recorder:
 
     def note_refusals(self, tenant: str, adapter: str | None, code: str, number: int) -> None:
         """Requests were not queued, here or in the service."""
-        totals = self._table.totals_of(tenant, adapter, self._clock())
+        totals = self._table.refusals_of(tenant, adapter, self._clock())
         totals.refused[code] = totals.refused.get(code, 0) + number
 
     def admitted(self, request: Request, now: int) -> None:

@@ -6,7 +6,13 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.telemetry.adapter_table import IDLE_SECONDS, OTHER, REVIEW_SECONDS, AdapterTable
+from engine.telemetry.adapter_table import (
+    IDLE_SECONDS,
+    LATE_SECONDS,
+    OTHER,
+    REVIEW_SECONDS,
+    AdapterTable,
+)
 from engine.telemetry.adapter_totals import add_request, is_good
 from engine.telemetry.records import Objective, RequestRecord
 
@@ -78,6 +84,17 @@ def test_a_deleted_adapter_takes_its_series_along_and_late_requests_do_not_bring
     assert ("t", "a") in named(table), "made anew under its old name"
     table.forget("t", None, now=9.0)
     assert named(table) == [("u", "a")] and table.other.requests == {"stop": 5}
+
+
+def test_refusals_that_are_told_after_a_deletion_do_not_bring_it_back():
+    table = AdapterTable(10, now=0.0)
+    table.refusals_of("t", "a", now=1.0).refused["x"] = 1
+    table.forget("t", "a", now=5.0)
+    assert table.refusals_of("t", "a", now=5.5) is table.other
+    assert named(table) == [] and table.other.refused == {"x": 1}
+    table.refusals_of("t", "b", now=5.5)
+    table.refusals_of("t", "a", now=5.0 + LATE_SECONDS + 1.0)
+    assert named(table) == [("t", "b"), ("t", "a")], "made anew under its old name"
 
 
 def test_an_adapter_that_nobody_uses_gives_its_place_up():

@@ -87,23 +87,29 @@ def test_what_goes_wrong_is_said_in_text_rows_and_report_with_what_to_change(tmp
 
 
 def test_replies_that_clients_cut_are_no_ends_of_their_own(tmp_path):
+    page = tmp_path / "page.html"
     arguments = ["--adapters", 2, "--requests", 60, "--rate", 4, "--prompts", "fixed:60",
                  "--outputs", "fixed:300", "--policy", "chunked_512", "--seeds", 1,
                  "--processes", 1]  # fmt: skip
     assert "runaway_generation" not in _simulate(*arguments).output
     assert (
         "runaway_generation (warning, adapters a"
-        in _simulate(*arguments, "--max-tokens", 50).output
+        in _simulate(*arguments, "--max-tokens", 50, "--html", page).output
     )
+    assert "at most 50 tokens" in page.read_text()
 
 
 def test_the_failure_modes_are_made_named_and_cured(tmp_path):
-    page = tmp_path / "page.html"
-    result = _simulate("--preset", "failures", "--processes", 2, "--html", page)
+    page, file = tmp_path / "page.html", tmp_path / "rows.json"
+    files = ("--html", page, "--json", file)
+    result = _simulate("--preset", "failures", "--processes", 2, *files)
     assert result.exit_code == 0, result.output
     assert result.output.count("sounds") == 5 and "STILL" not in result.output
     text = page.read_text()
     assert "The failure modes, each by its alert" in text and "<svg" not in text
+    told = json.loads(file.read_text())["failures"]
+    assert len(told) == 5
+    assert all(one["is_named"] and one["is_silent_when_cured"] for one in told)
 
 
 def test_fleets_say_on_how_many_replicas_it_goes_wrong():

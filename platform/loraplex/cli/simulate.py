@@ -134,7 +134,7 @@ def simulate(
     except (ConfigError, TraceError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:
-        json_file.write_text(json.dumps(_document(rows, comparisons), indent=1) + "\n")
+        json_file.write_text(json.dumps(_document(rows, comparisons, recognised), indent=1) + "\n")
     if html_file is not None:
         from loraplex.reports.html import render
         from loraplex.reports.of_simulation import failure_report, simulation_report
@@ -209,7 +209,9 @@ def _collect(rows: Iterator[Row], number: int) -> list[Row]:
     return list(track(rows, "Simulating", total=number, console=console, transient=True))
 
 
-def _document(rows: Sequence[Row], comparisons: Sequence["Comparison"]) -> dict[str, Any]:
+def _document(
+    rows: Sequence[Row], comparisons: Sequence["Comparison"], recognised: Sequence["Recognised"]
+) -> dict[str, Any]:
     saturation: dict[str, float] = {}
     for (policy, _), group in grouped(rows).items():
         mean = spread(group, lambda row: row.figures.output_tokens_per_second).mean
@@ -217,6 +219,14 @@ def _document(rows: Sequence[Row], comparisons: Sequence["Comparison"]) -> dict[
     document: dict[str, Any] = {"rows": [row.as_dict() for row in rows], "saturation": saturation}
     if comparisons:
         document["published"] = [asdict(c) | {"holds": c.holds} for c in comparisons]
+    if recognised:
+        document["failures"] = [
+            {
+                "kind": one.mode.kind, "made_by": one.mode.made_by, "is_named": one.is_named,
+                "cured_by": one.mode.cured_by, "is_silent_when_cured": one.is_silent,
+            }
+            for one in recognised
+        ]  # fmt: skip
     return document
 
 

@@ -121,7 +121,7 @@ def settings_of(study: Study) -> list[tuple[str, str]]:
         else [("measured on", measured.machine or "a machine that is not named")]
     )
     traffic = (
-        [("prompts", _words(study.prompts)), ("outputs", _words(study.outputs))]
+        [("prompts", _words(study.prompts)), ("outputs", _words(study.outputs) + _limit(study))]
         if study.trace is None
         else [("trace", f"{len(study.trace):,} requests")]
     )
@@ -154,6 +154,10 @@ def _machine(
         "load_seconds": measured.load_seconds if load_ms is None else seconds,
         "max_model_len": max_model_len or measured.max_model_len,
     }
+
+
+def _limit(study: Study) -> str:
+    return "" if study.max_tokens is None else f", at most {study.max_tokens:,} tokens"
 
 
 def _words(lengths: Lengths) -> str:

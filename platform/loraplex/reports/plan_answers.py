@@ -113,7 +113,7 @@ def _why_replicas(demand: Demand, found: Plan) -> str:
 def _why_setting(trials: Sequence[Trial], value: Callable[[Setup], int]) -> str:
     tried = ", ".join(f"{value(trial.setup)} ({trial.figures.goodput:.3f})" for trial in trials)
     if len(trials) == 1:
-        return f"the only one there is room for: {tried}"
+        return f"the only one that could be tried: {tried}"
     if all(trial.figures.goodput == 0.0 for trial in trials):
         tokens = ", ".join(f"{value(t.setup)} ({t.tokens_per_second:,.0f})" for t in trials)
         return f"the smallest within 1% of the most tokens/s, as nothing meets the SLO: {tokens}"

@@ -4,8 +4,8 @@ export const CAUSES = [
   {
     key: "quota",
     label: "quota",
-    about: "the tenant runs as many requests as it may",
-    change: "raise the tenant's concurrency limit, or let it wait",
+    about: "the tenant runs as many requests, or uses as many slots, as it may",
+    change: "raise the tenant's limit of concurrency or of slots, or let it wait",
   },
   {
     key: "load",
