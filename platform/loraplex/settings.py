@@ -103,7 +103,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Caps on one connection, whoever is at its other end."""
 
     max_head_bytes: Positive = 64 * 2**10
-    """Request line and headers (431)."""
+    """Request line and headers; trailers (431)."""
     head_seconds: Seconds = 30.0
     """They must have arrived by then; so must the first ones, counted from the connection."""
     stalled_write_seconds: Seconds = 60.0

@@ -100,7 +100,9 @@ def _usage_rows(service: DemoService) -> dict[str, dict[str, Any]]:
 
 def _metrics(port: int) -> str:
     """The page once the engine has told the end of all of them."""
+    deadline = time.monotonic() + 60
     while True:
+        assert time.monotonic() < deadline
         page = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
         ended = re.findall(r"^loraplex_requests_total\{.*\} (\S+)$", page, re.MULTILINE)
         if sum(map(float, ended)) == NUM_REQUESTS:

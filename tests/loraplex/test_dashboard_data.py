@@ -247,6 +247,7 @@ async def test_a_version_that_forgot_its_end_is_called_out(tmp_path: Path, regis
         alert = next(alert for alert in found.alerts if alert.kind == "never_stops")
         assert (alert.tenant, alert.adapter, alert.version) == ("acme", "tone", 2)
         assert alert.severity == "critical" and alert.ended is None
+        assert "12 of 12 replies of version 2" in alert.what and "0 of 20 of the v" in alert.what
         await desk.look(time.time())  # again: still one
         again: Alerts = await get(browser, "alerts", Alerts)
         assert len(again.alerts) == len(found.alerts)

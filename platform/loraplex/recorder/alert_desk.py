@@ -244,16 +244,17 @@ def _never_stops(
     tenant: str, name: str, version: int, before: tuple[int, int] | None, after: tuple[int, int]
 ) -> Finding:
     share = after[1] / sum(after)
-    figures = [Figure("ended by length since", share, "share")]
+    figures = [Figure("ended by length in the last hour", share, "share")]
     was = ""
     if before is not None and sum(before):
-        figures.append(Figure("ended by length before", before[1] / sum(before), "share"))
-        was = f", {before[1]} of {sum(before)} before"
+        share = before[1] / sum(before)
+        figures.append(Figure("ended by length with the version before", share, "share"))
+        was = f", and {before[1]} of {sum(before)} of the version before"
     return Finding(
         kind="never_stops",
         severity="critical",
-        what=f"Since version {version} was published, {after[1]} of {sum(after)} replies ran until "
-        f"their limit{was}: it does not emit its end token.",
+        what=f"In the last hour {after[1]} of {sum(after)} replies of version {version}, published "
+        f"within a day, ran until their limit{was}: it does not emit its end token.",
         change="Point the alias back to the version before, then train with the end-of-sequence "
         "token in the targets, or set stop tokens with the version.",
         figures=tuple(figures),
