@@ -39,6 +39,10 @@ STINT_LOADS = 16
 """Tokens that every sequence of a victim draws before its slot goes round, for each step that a
 load takes: so loads and what is recomputed take a small share of a slot's time."""
 
+OUTLIER = 16
+"""A load counts as at most so many times the average: one that had to wait for its files says
+little of the next ones, and would keep slots from going round for long."""
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
@@ -211,7 +215,8 @@ class SlotGate:
         for reservation in self._placed.values():
             if reservation.digest == digest:
                 num_steps = self._num_steps - reservation.placed_in + 1
-                self._load_steps += (num_steps - self._load_steps) / 8
+                counted = min(num_steps, OUTLIER * self._load_steps)
+                self._load_steps += (counted - self._load_steps) / 8
 
     def overdue_victim(self) -> str | None:
         """The adapter whose sequences are to be preempted now, each after its `stint`, if any."""

@@ -265,6 +265,24 @@ def test_a_slot_goes_round_only_after_a_stint():
         engine.assert_as_alone(number)
 
 
+def test_slots_go_round_also_after_a_load_that_had_to_wait_for_its_files():
+    engine = MemoryEngine(max_loras=1, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=300)
+    engine.add(request(0, [1], tenant="base", max_tokens=600))
+    _steady(engine, "slow", 1)
+    del engine.source.in_host["slow"]  # before it has its slot, which waits for it then
+    engine.source.auto = False
+    while len(engine.runner.batches) < 500:
+        engine.step()
+    engine.source.deliver("slow")
+    engine.source.auto = True
+    for number in (2, 3):
+        _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=8 * STINT_LOADS)
+    engine.run()
+    assert engine.core.stats().preemptions > 1
+    for number in (0, 1, 2, 3):
+        engine.assert_as_alone(number)
+
+
 def test_slots_do_not_go_round_while_more_tenants_ask_for_one_than_there_are():
     engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
     for number in range(6):
