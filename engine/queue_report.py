@@ -24,6 +24,7 @@ def queue_stats(lifecycle: Lifecycle, count: int) -> list[QueueStats]:
     ]
     busy.sort(key=lambda queue: (-len(queue), -queue.num_running))
     told = [stats for queue in busy[:count] for stats in _stats_of(lifecycle, queue)]
+    told.sort(key=lambda stats: (-stats.waiting, -stats.running))  # one with many parts is but one
     return told[:count]
 
 

@@ -253,6 +253,17 @@ def test_a_queue_that_is_never_idle_keeps_no_names_of_versions_that_are_over():
     assert queue.label == "tone@20"
 
 
+def test_a_queue_of_many_names_does_not_keep_others_from_being_told():
+    engine = MemoryEngine(max_num_seqs=1)
+    for number in range(150):
+        message = request(number, [1], adapter="tone")
+        engine.add(msgspec.structs.replace(message, label=f"tone@{number}"))
+    for number in range(150, 152):
+        engine.add(request(number, [1], tenant="u", adapter="other"))
+    told = engine.core.stats().queues
+    assert len(told) == 100 and (told[0].tenant, told[0].waiting) == ("u", 2)
+
+
 def test_who_lost_its_blocks_resumes_first_also_behind_one_who_lost_its_slot():
     engine = MemoryEngine()
     for number in (1, 2):
