@@ -102,10 +102,11 @@ class SlotGate:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more tenants ask for a slot than there are slots: a round is so long then that
-        slots which go round make all of them wait longer.
+        """Whether more tenants ask for a slot than half as many as there are slots: a round is so
+        long then that slots which go round make all of them wait longer.
         """
-        return self._waiting.unplaced.num_offered + len(self._claims) > self._slots.num_slots
+        num_asking = self._waiting.unplaced.num_offered + len(self._claims)
+        return num_asking > max(1, self._slots.num_slots // 2)
 
     @property
     def oldest_claim(self) -> AdapterQueue | None:

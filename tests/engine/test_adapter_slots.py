@@ -241,16 +241,16 @@ def test_service_goes_on_past_a_queue_that_lacks_only_a_slot():
 
 def test_slots_go_round_while_seats_and_blocks_are_to_spare():
     engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
-    for number in range(4):
+    for number in range(3):
         _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=3 * STINT_LOADS)
-    while len(engine.first_token_at) < 4:
+    while len(engine.first_token_at) < 3:
         engine.step()
     assert not engine.finished_at, "each had its turn before the first was over"
     engine.run()
-    assert engine.core.stats().preemptions > 3
-    ends = [engine.finished_at[number] for number in range(4)]
+    assert engine.core.stats().preemptions > 2
+    ends = [engine.finished_at[number] for number in range(3)]
     assert min(ends) > 0.6 * max(ends), "they share the slots"
-    for number in range(4):
+    for number in range(3):
         engine.assert_as_alone(number)
         assert engine.last(number).timing.queue["slot"] > 0
 
@@ -283,7 +283,7 @@ def test_slots_go_round_also_after_a_load_that_had_to_wait_for_its_files():
         engine.assert_as_alone(number)
 
 
-def test_slots_do_not_go_round_while_more_tenants_ask_for_one_than_there_are():
+def test_slots_do_not_go_round_while_many_tenants_ask_for_one():
     engine = MemoryEngine(max_loras=2, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=200)
     for number in range(6):
         _steady(engine, f"a{number}", number, tenant=f"t{number}", max_tokens=3 * STINT_LOADS)
