@@ -52,6 +52,7 @@ from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.models_controller import ModelsController
 from loraplex.openai.tokenize_controller import TokenizeController, service_version
 from loraplex.processes_controller import ProcessController
+from loraplex.registry_watch import RegistryWatch
 from loraplex.request_id import add_request_id
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
@@ -114,6 +115,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 settings=settings,
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
+                registry_watch=RegistryWatch(backends.registry),
                 usage=usage,
                 residency=residency,
                 registrar=registrar,

@@ -7,7 +7,6 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response import Response
 
-from adapter_store.errors import RegistryUnavailable
 from loraplex.auth import PUBLIC
 from loraplex.services import Services
 
@@ -33,6 +32,7 @@ class HealthController(Controller):
     async def health(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
         """Answer 200 while the engine and the registry answer, else 503.
 
+        Without its database the service is `degraded` (200) for a minute, then unavailable.
         A new engine is `warming` (503) while it loads pinned and recently used adapters.
         """
         return await _readiness(services)
@@ -41,6 +41,7 @@ class HealthController(Controller):
     async def ready(self, services: NamedDependency[Services]) -> Response[dict[str, str]]:
         """Answer 200 while the engine and the registry answer, else 503.
 
+        Without its database the service is `degraded` (200) for a minute, then unavailable.
         A new engine is `warming` (503) while it loads pinned and recently used adapters.
         """
         return await _readiness(services)
@@ -49,9 +50,9 @@ class HealthController(Controller):
 async def _readiness(services: Services) -> Response[dict[str, str]]:
     parts = {
         "engine": _engine_status(services),
-        "registry": await _registry_status(services),
+        "registry": await services.registry_watch.status(),
     }
-    is_ready = set(parts.values()) == {"ok"}
+    is_ready = parts["engine"] == "ok" and parts["registry"] != "unavailable"
     if services.backends.shared_cache.is_degraded:  # slower, and ready all the same
         parts["cache"] = "degraded"
     return Response(
@@ -69,11 +70,3 @@ def _engine_status(services: Services) -> str:
 
 def _worst(statuses: Iterable[str]) -> str:
     return "unavailable" if "unavailable" in statuses else "warming"
-
-
-async def _registry_status(services: Services) -> str:
-    try:
-        await services.backends.registry.ping()
-    except RegistryUnavailable:
-        return "unavailable"
-    return "ok"

@@ -23,6 +23,7 @@ from loraplex.heartbeats import Heartbeats
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.limits.shared_rates import SharedRates
 from loraplex.openai.grammar_checks import GrammarChecks
+from loraplex.registry_watch import RegistryWatch
 from loraplex.settings import Settings
 from loraplex.tracing.tracing import NoTracing, Tracing
 from loraplex.usage import UsageRecorder
@@ -51,6 +52,7 @@ class Services:
     settings: Settings
     backends: Backends
     authenticator: Authenticator
+    registry_watch: RegistryWatch
     usage: UsageRecorder
     residency: ResidencyKeeper
     registrar: Registrar

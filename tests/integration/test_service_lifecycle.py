@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import httpx
@@ -101,6 +102,13 @@ def wait_ready(service: DemoService) -> None:
     raise AssertionError(service.log.read_text())
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(service: DemoService):
     key = tenant_key(service)
     stream = Stream(service, key, 3000).begin()
@@ -139,6 +147,46 @@ def test_a_stream_past_the_drain_limit_gets_a_last_frame(service: DemoService):
     assert stream.broke is None
     assert json.loads(events[-1])["error"]["code"] == "engine_unavailable"
     assert service.process.wait(30) == 0
+
+
+def test_a_stop_answers_a_queued_call_and_half_an_upload_and_is_not_ready_meanwhile(
+    service: DemoService,
+):
+    key = tenant_key(service)
+    running = [Stream(service, key, 4000).begin() for _ in range(4)]  # every seat
+    queued = Stream(service, key, 5)
+    queued.start()
+    headers = {"authorization": f"Bearer {service.admin_key}"}
+    with (
+        httpx.Client(base_url=service.url, headers=headers, timeout=60) as http,
+        socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2]))) as upload,
+    ):
+        wait_until(lambda: http.get("/admin/engine").json()["waiting"] == 1)
+        assert http.get("/health/ready").status_code == 200
+        upload.sendall(
+            b"POST /t/acme/v1/adapters HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n"
+            b"content-type: multipart/form-data; boundary=b\r\n"
+            b"authorization: Bearer " + service.admin_key.encode() + b"\r\n\r\n--b\r\n"
+            b'content-disposition: form-data; name="weights"; filename="w"\r\n\r\nhalf'
+        )
+        uploads = service.data_dir / "uploads"
+        wait_until(lambda: any(path.is_file() for path in uploads.rglob("*")))
+        service.process.send_signal(signal.SIGTERM)
+        is_ready = True
+        while is_ready and running[0].is_alive():
+            try:
+                is_ready = http.get("/health/ready").status_code == 200
+            except httpx.TransportError:
+                is_ready = False
+        assert not is_ready
+        upload.settimeout(60)
+        reply = upload.makefile("rb").read()
+    assert reply.startswith(b"HTTP/1.1 503 ") and b'"shutting_down"' in reply
+    assert json.loads(queued.end()[-1])["error"]["code"] == "engine_unavailable"
+    for stream in running:
+        assert json.loads(stream.end()[-1])["error"]["code"] == "engine_unavailable"
+    assert service.process.wait(30) == 0
+    assert not any(path.is_file() for path in uploads.rglob("*"))
 
 
 def test_nothing_outlives_a_killed_supervisor(service: DemoService):

@@ -9,7 +9,7 @@ import pytest
 
 from adapter_store.cache.redis_cache import RedisCache
 from tests.support.redis_server import RedisServer
-from tests.support.service import running_service
+from tests.support.service import TestService, running_service
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +26,11 @@ async def told(client: httpx.AsyncClient, cache: str | None) -> None:
             await asyncio.sleep(0.01)
 
 
+async def metrics(service: TestService) -> list[str]:
+    async with service.client("admin") as admin:
+        return (await admin.get("/metrics")).raise_for_status().text.splitlines()
+
+
 async def test_the_service_goes_on_without_redis_and_says_so(
     tmp_path: Path, redis_server: RedisServer
 ):
@@ -39,6 +44,7 @@ async def test_the_service_goes_on_without_redis_and_says_so(
         assert redis_server.names()
         await asyncio.to_thread(redis_server.stop)
         await told(client, "degraded")
+        assert "loraplex_degraded 1.0" in await metrics(service)
         await service.upload("a", seed=1)
         adapters = (await client.get("/v1/adapters")).json()["data"]
         assert [adapter["latest_version"] for adapter in adapters] == [2]
@@ -46,3 +52,4 @@ async def test_the_service_goes_on_without_redis_and_says_so(
             assert (await caller.get("/v1/models/a@2")).status_code == 200
         await asyncio.to_thread(redis_server.start)
         await told(client, None)
+        assert "loraplex_degraded 0.0" in await metrics(service)
