@@ -34,7 +34,7 @@ from loraplex.reports.plots import LinePlot, Point, Series, line_table
 
 FIGURE3_RATES = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0, 24.0)
 FIGURE3_SEEDS = 5
-ORDER_RATES = (8.0, 10.0, 12.0, 14.0, 16.0, 20.0)
+ORDER_RATES = (10.0, 12.0, 14.0, 16.0, 20.0, 28.0)
 ORDER_SEEDS = 3
 SLOTS = (2, 4, 8, 16, 32, 64, 96, 128)
 SLOT_RATE = 4.0
