@@ -107,11 +107,6 @@ class Sequence:
         """Tokens drawn since it was last admitted."""
         return max(0, len(self.token_ids) - self.prefill_length)
 
-    @property
-    def has_drawn(self) -> bool:
-        """Whether it drew a token since it was last admitted."""
-        return len(self.token_ids) > self.prefill_length
-
     def row(self, num_tokens: int, block_size: int) -> ScheduledRow:
         """The next `num_tokens` as a row; it samples if they are all that is left."""
         token_ids, table, start = self.token_ids, self.block_table, self.num_computed

@@ -258,7 +258,7 @@ class QuickScheduler(Scheduler):
         ends_early = FILLER_TOKEN_ID in params.stop_token_ids or (
             FILLER_TOKEN_ID in self._eos_token_ids and not params.ignore_eos
         )
-        is_decoding = sequence.has_drawn and sequence.num_uncomputed == 1
+        is_decoding = sequence.num_drawn > 0 and sequence.num_uncomputed == 1
         return is_alone and is_decoding and not ends_early
 
     def _waits_in_vain(self) -> bool:
