@@ -85,7 +85,7 @@ def paced_service(
 
 
 def _settings(root: Path, model_dir: Path, admin_key: str) -> Settings:
-    for name in ("blobs", "cache", "uploads"):
+    for name in ("blobs", "cache", "uploads", "usage"):
         (root / name).mkdir(mode=0o700)
     return Settings(
         storage=StorageSettings(
@@ -93,6 +93,7 @@ def _settings(root: Path, model_dir: Path, admin_key: str) -> Settings:
             blobs_dir=str(root / "blobs"),
             cache_dir=str(root / "cache"),
             uploads_dir=str(root / "uploads"),
+            usage_dir=str(root / "usage"),
         ),
         engine=EngineSettings(engine_socket=str(root / "engine.sock"), model_dir=str(model_dir)),
         auth=AuthSettings(admin_key=admin_key),

@@ -247,7 +247,7 @@ class UsageRecord:
     engine_seconds: float = 0.0
     """Its tokens' share of the engine's steps."""
     created_at: datetime | None = None
-    """When it was recorded; filled in by the registry."""
+    """When the call was over; the registry fills in the time at which it stores it."""
 
 
 UsageGroup = Literal["tenant", "adapter", "hour", "day"]

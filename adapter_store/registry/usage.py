@@ -1,7 +1,7 @@
 """Usage rows: one a request, kept whatever becomes of the adapter."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,17 +11,25 @@ from adapter_store.registry import tenants
 from adapter_store.registry.models import Tenant, Usage
 from adapter_store.registry.records import UsageRecord
 
+_CLOCKS_DIFFER = timedelta(minutes=1)
+"""At most, between the hosts that share a registry."""
+
 
 async def record(session: AsyncSession, records: Sequence[UsageRecord], now: datetime) -> None:
     """Add rows; a request id that has one is left alone, so that a write may be repeated.
 
-    Raises `TenantNotFound`.
+    A row that is older than the tenant of its name is one of a former tenant, which was deleted
+    with its usage. Raises `TenantNotFound`.
     """
     names = {record.tenant for record in records}
-    rows = await session.execute(select(Tenant.name, Tenant.id).where(Tenant.name.in_(names)))
-    ids = {row.name: row.id for row in rows}
-    if missing := names - ids.keys():
-        raise TenantNotFound(f"there is no tenant {min(missing)[:64]!r}")
+    rows = await session.execute(
+        select(Tenant.name, Tenant.id, Tenant.created_at).where(Tenant.name.in_(names))
+    )
+    owners = {row.name: row for row in rows}
+    for record in records:
+        owner = owners.get(record.tenant)
+        if owner is None or (record.created_at or now) < owner.created_at - _CLOCKS_DIFFER:
+            raise TenantNotFound(f"there is no tenant {record.tenant[:64]!r}")
     known = set(
         await session.scalars(
             select(Usage.request_id).where(Usage.request_id.in_([r.request_id for r in records]))
@@ -34,7 +42,7 @@ async def record(session: AsyncSession, records: Sequence[UsageRecord], now: dat
         session.add(
             Usage(
                 request_id=record.request_id,
-                tenant_id=ids[record.tenant],
+                tenant_id=owners[record.tenant].id,
                 adapter=record.adapter,
                 version=record.version,
                 prompt_tokens=record.prompt_tokens,

@@ -1,9 +1,9 @@
 """The Litestar app: routes, and who answers what. Holds no state of its own."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import anyio
 from litestar import Litestar, Router
@@ -14,7 +14,6 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ControllerRouterHandler
 
-from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registrations import Registrations
 from adapter_store.registry.transactions import utc_now
 from engine.text.template_renderer import TemplateRenderer
@@ -38,7 +37,7 @@ from loraplex.engine_controller import EngineController
 from loraplex.error_handler import answer_error
 from loraplex.front_door import front_door
 from loraplex.health import HealthController
-from loraplex.housekeeping import keep_house, keep_registry
+from loraplex.housekeeping import keeping_house
 from loraplex.limits.rate_limiter import RateLimiter
 from loraplex.logs import log_access, structlog_plugin
 from loraplex.metrics.controller import metrics
@@ -94,7 +93,6 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             open_backends() as backends,
             RateLimiter(backends.rates) as limiter,
             TemplateRenderer(backends.tokenizer.special_tokens) as templates,
-            UsageRecorder(backends.registry, backends.engine.settle) as usage,
             ResidencyKeeper(
                 backends.engine, backends.registry, backends.base_model.fingerprint
             ) as residency,
@@ -109,6 +107,11 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 backends.registry.database,
                 sessions := Sessions(backends.registry, settings.auth.admin_key),
             ) as live,
+            keeping_house(backends.registry, backends.blobs),
+            # The first to end: what it has left must be safe before anything else takes time.
+            UsageRecorder(
+                backends.registry, Path(settings.storage.usage_dir), backends.engine.settle
+            ) as usage,
         ):
             backends.engine.on_orphans(usage.adopt)
             app.state.services = Services(
@@ -129,17 +132,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             )
             app.state.process_metrics = ProcessMetrics()
             app.state.metrics_page = MetricsPage(app.state.services, app.state.process_metrics)
-            housekeeping = asyncio.gather(
-                keep_house(backends.registry, backends.blobs), keep_registry(backends.registry)
-            )
-            try:
-                yield
-            finally:
-                housekeeping.cancel()
-                with suppress(asyncio.CancelledError):
-                    await housekeeping
-                with suppress(RegistryUnavailable):
-                    await backends.registry.record_key_use()
+            yield
 
     def provide_services(state: State) -> Services:
         services: Services = state.services

@@ -3,6 +3,8 @@ wait.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -18,6 +20,20 @@ EVERY_SECONDS = 3600.0
 NOTES_SECONDS = 60.0
 MIN_AGE_SECONDS = 3600.0
 """An upload that takes longer between its files and its row holds their lock all the while."""
+
+
+@asynccontextmanager
+async def keeping_house(registry: Registry, blobs: BlobStore) -> AsyncGenerator[None]:
+    """Keep house and registry meanwhile; at the end, write when keys were used last."""
+    keeping = asyncio.gather(keep_house(registry, blobs), keep_registry(registry))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+        with suppress(RegistryUnavailable):
+            await registry.record_key_use()
 
 
 async def keep_house(

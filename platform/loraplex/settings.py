@@ -131,6 +131,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters by digest, verified, for the engine; shared with its process."""
     uploads_dir: str
     """Uploads on their way in."""
+    usage_dir: str
+    """Usage rows that the database had not taken at a stop."""
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Usage rows, in group commits, each before the last frame of its reply if that takes no second.
 
-A database that is slow or away holds up no reply for longer; what is not written waits here.
+A database that is slow or away holds up no reply for longer; what is not written waits here, and
+on the disk from one start to the next.
 """
 
 import asyncio
@@ -8,6 +9,8 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,15 +19,19 @@ import structlog
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import UsageRecord
 from adapter_store.registry.registry import Registry
+from adapter_store.registry.transactions import utc_now
 from engine.messages import CallUsage, RequestTiming
+from loraplex.usage_spill import spill
 
 _log = structlog.get_logger("loraplex.usage")
 
 _MAX_BATCH = 256
 _WAIT_SECONDS = 1.0
+_LAST_SECONDS = 1.0
+"""For what is queued at a stop, before it goes to the disk: who takes long to end is killed."""
 
 Settle = Callable[[list[str]], None]
-"""Told the request ids whose rows are written, or can never be."""
+"""Told the request ids whose rows are in the database or on the disk, or can never be."""
 
 
 def row_of(call: CallUsage) -> UsageRecord:
@@ -48,19 +55,41 @@ def row_of(call: CallUsage) -> UsageRecord:
     )
 
 
+async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> None:
+    """Store a batch, or what is good of it: one bad row must not hold up the others for ever.
+
+    Raises `RegistryUnavailable`; some of them may be stored then.
+    """
+    try:
+        await registry.record_usage(*rows)
+    except RegistryUnavailable:
+        raise
+    except Exception as reason:
+        _log.error("usage_batch_refused", error=type(reason).__name__, rows=len(rows))
+        for row in rows:
+            try:
+                await registry.record_usage(row)
+            except RegistryUnavailable:
+                raise
+            except Exception as error:
+                _log.error("usage_lost", request_id=row.request_id, error=type(error).__name__)
+
+
 class UsageRecorder:
-    """An async context manager; leaving it writes what is still queued.
+    """An async context manager; leaving it writes what is still queued, to the disk if need be.
 
     A batch that the database refuses is tried again with growing pauses while newer ones wait.
     Beyond `max_queued` records the newest are dropped, and counted in the log. `settle` is told of
-    those that are done with.
+    those that are done with. What the database has not taken a second after the end goes to a file
+    in `spill_dir`.
     """
 
     def __init__(
-        self, registry: Registry, settle: Settle = lambda request_ids: None, *,
+        self, registry: Registry, spill_dir: Path, settle: Settle = lambda request_ids: None, *,
         max_queued: int = 100_000, retry_seconds: float = 0.5,
     ) -> None:  # fmt: skip
         self._registry = registry
+        self._spill_dir = spill_dir
         self._settle = settle
         self._max_queued = max_queued
         self._retry_seconds = retry_seconds
@@ -86,7 +115,8 @@ class UsageRecorder:
         if len(self._queue) >= self._max_queued:
             self._num_dropped += 1
             return
-        self._queue.append(usage)
+        # When it was used, however long it waits.
+        self._queue.append(replace(usage, created_at=usage.created_at or utc_now()))
         self._num_recorded += 1
         self._arrived.set()
 
@@ -112,12 +142,7 @@ class UsageRecorder:
     async def _flush(self) -> None:
         while self._queue:
             batch = list(itertools.islice(self._queue, _MAX_BATCH))
-            try:
-                await self._registry.record_usage(*batch)
-            except RegistryUnavailable:
-                raise
-            except Exception as error:
-                await self._write_singly(batch, error)
+            await write_rows(self._registry, batch)
             for _ in batch:
                 self._queue.popleft()
             self._num_done += len(batch)
@@ -131,16 +156,15 @@ class UsageRecorder:
             if not future.done():
                 future.set_result(None)
 
-    async def _write_singly(self, batch: list[UsageRecord], reason: Exception) -> None:
-        """Keep what is good of a batch: one bad row must not hold up the others for ever."""
-        _log.error("usage_batch_refused", error=type(reason).__name__, rows=len(batch))
-        for usage in batch:
-            try:
-                await self._registry.record_usage(usage)
-            except RegistryUnavailable:
-                raise
-            except Exception as error:
-                _log.error("usage_lost", request_id=usage.request_id, error=type(error).__name__)
+    async def _spill(self) -> None:
+        rows = list(self._queue)
+        try:
+            path = await asyncio.to_thread(spill, self._spill_dir, rows)
+        except OSError as error:
+            _log.error("usage_not_spilled", rows=len(rows), error=error.strerror)
+            return
+        _log.warning("usage_spilled", rows=len(rows), file=path.name)
+        self._settle([usage.request_id for usage in rows])
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="usage")
@@ -154,7 +178,13 @@ class UsageRecorder:
     ) -> None:
         self._closing.set()
         self._arrived.set()
-        if self._task is not None:
+        if self._task is None:
+            return
+        await asyncio.wait([self._task], timeout=_LAST_SECONDS)
+        if self._queue:
+            await self._spill()
+        self._task.cancel()  # it may hang in the database for longer than there is time
+        with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _run(self) -> None:

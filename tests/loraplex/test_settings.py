@@ -7,6 +7,7 @@ from loraplex.settings import Settings, SettingsError
 
 GIVEN = {
     "database_url": "sqlite:////x.db", "blobs_dir": "/b", "cache_dir": "/c", "uploads_dir": "/u",
+    "usage_dir": "/s",
     "engine_socket": "/s", "model_dir": "/m",
 }  # fmt: skip
 

@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import psutil
 from safetensors.torch import load_file, save
+from sqlalchemy import func, select
 
+from adapter_store.registry.models import Base
 from adapter_store.registry.records import UsageRecord
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
@@ -34,6 +36,11 @@ class Streamed:
     task: asyncio.Task[list[str]]
     events: list[str]
     """What has come so far."""
+
+    @property
+    def call(self) -> str:
+        """The id of the call, which its usage row has."""
+        return json.loads(self.events[0])["id"]
 
     async def code(self) -> str:
         """The code of the error that it ended with."""
@@ -139,10 +146,12 @@ def _command_of(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def api_processes(model_dir: Path, database_url: str, redis_url: str) -> Generator[ApiProcesses]:
-    """Start the service; the database has its schema."""
+def api_processes(
+    model_dir: Path, database_url: str, redis_url: str, *options: str
+) -> Generator[ApiProcesses]:
+    """Start the service; the database has its schema. `options` are those of `loraplex serve`."""
     variables = {"LORAPLEX_DATABASE_URL": database_url, "LORAPLEX_REDIS_URL": redis_url}
-    with demo_service(model_dir, "base", ENGINE, variables) as service:
+    with demo_service(model_dir, "base", [*ENGINE, *options], variables) as service:
         yield ApiProcesses(service)
 
 
@@ -163,7 +172,7 @@ class World:
 
     async def row_of(self, broken: Streamed) -> UsageRecord:
         """The usage row of a stream whose process could not write it; fails if there are two."""
-        call: str = json.loads(broken.events[0])["id"]
+        call = broken.call
         registry = Registry(Database(self.database_url))
         try:
             async with asyncio.timeout(30):
@@ -175,6 +184,20 @@ class World:
                     await asyncio.sleep(0.05)
         finally:
             await registry.close()
+
+    async def count_rows(self, *tables: type[Base]) -> dict[str, int]:
+        """How many rows each of the tables has now."""
+        database = Database(self.database_url)
+        try:
+            return {
+                table.__tablename__: await database.read(
+                    lambda s, table=table: s.scalar(select(func.count()).select_from(table))
+                )
+                or 0
+                for table in tables
+            }
+        finally:
+            await database.close()
 
     async def upload(self, client: httpx.AsyncClient, name: str, number: int) -> httpx.Response:
         return await client.post(

@@ -27,7 +27,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.service import ADMIN_KEY, BASE
 from tests.support.tiny_tokenizers import write_byte_level_folder
 
-FOLDERS = ("blobs", "cache", "uploads")
+FOLDERS = ("blobs", "cache", "uploads", "usage")
 
 
 @dataclass

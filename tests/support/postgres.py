@@ -14,12 +14,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 SUPERUSER = "postgres"
 # What a crash of the machine would lose is of no interest here; a test's own commits are.
@@ -37,11 +38,32 @@ _OPTIONS = {
 
 @dataclass
 class PostgresServer:
-    """A running server; `url` names one of its databases."""
+    """A running server, which a test may stop and start again; `url` names one of its databases."""
 
     socket_dir: Path
-    process: subprocess.Popen[bytes]
+    _launch: Callable[[], subprocess.Popen[bytes]]
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Return when it answers; with what it held before."""
+        self._process = self._launch()
+
+    def stop(self) -> None:
+        """Cut all connections and end; harmless when it has ended."""
+        self._process.send_signal(signal.SIGINT)  # "fast"
+        self._process.wait(30)
+
+    def kill(self) -> None:
+        """End it without a word, as a machine does that runs out of memory; `start` mends that."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        self._process.wait(30)
+        # They end by themselves; a server is refused its folder while one of the last lives.
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
 
     def url(self, database: str) -> str:
         return f"postgresql://{SUPERUSER}@/{database}?host={self.socket_dir}"
@@ -79,18 +101,22 @@ def postgres_server(**changes: str) -> Generator[PostgresServer]:
         bin_dir = _binaries(root) / "bin"
         _run_initdb(bin_dir, root / "data", account)
         options = [f"-c{name}={value}" for name, value in {**_OPTIONS, **changes}.items()]
-        with open(root / "log", "wb") as log:
-            process = subprocess.Popen(
-                [bin_dir / "postgres", "-D", root / "data", f"-k{root}", *options],
-                stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent, process_group=0,
-                **account,
-            )  # fmt: skip
-        try:
+
+        def launch() -> subprocess.Popen[bytes]:
+            with open(root / "log", "wb") as log:
+                process = subprocess.Popen(
+                    [bin_dir / "postgres", "-D", root / "data", f"-k{root}", *options],
+                    stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent, process_group=0,
+                    **account,
+                )  # fmt: skip
             _wait_until_ready(bin_dir, root, process)
-            yield PostgresServer(root, process)
+            return process
+
+        server = PostgresServer(root, launch)
+        try:
+            yield server
         finally:
-            process.send_signal(signal.SIGINT)  # "fast": connections are cut
-            process.wait(30)
+            server.stop()
     finally:
         shutil.rmtree(root)
 

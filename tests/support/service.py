@@ -159,7 +159,7 @@ async def running_service(
     cors_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[TestService]:
     """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
-    for folder in ("blobs", "cache", "uploads"):
+    for folder in ("blobs", "cache", "uploads", "usage"):
         (root / folder).mkdir(exist_ok=True)
     url = database_url or sqlite_url(root)
     if database_url is None:
@@ -170,6 +170,7 @@ async def running_service(
             blobs_dir=str(root / "blobs"),
             cache_dir=str(root / "cache"),
             uploads_dir=str(root / "uploads"),
+            usage_dir=str(root / "usage"),
         ),
         engine=EngineSettings(engine_socket=str(root / "engine.sock"), model_dir=str(root)),
         auth=AuthSettings(admin_key=ADMIN_KEY),

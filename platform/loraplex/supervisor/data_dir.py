@@ -44,6 +44,11 @@ class DataDir:
         return self.root / "uploads"
 
     @property
+    def usage(self) -> Path:
+        """Usage rows that the database had not taken at a stop; emptied into it."""
+        return self.root / "usage"
+
+    @property
     def admin_key_file(self) -> Path:
         """The generated admin key, mode 0600."""
         return self.root / "admin.key"
@@ -61,7 +66,7 @@ def open_data_dir(root: Path) -> Generator[DataDir]:
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = DataDir(root.resolve())
-        for folder in (data.blobs, data.cache):
+        for folder in (data.blobs, data.cache, data.usage):
             folder.mkdir(exist_ok=True, mode=0o700)
         lock = FileLock(data.root / "lock", mode=0o600)
         lock.acquire(blocking=False)

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from loraplex.supervisor.data_dir import (
 )
 from loraplex.supervisor.supervise import Service, listen, supervise
 from loraplex.tracing.choose import is_traced
+from loraplex.usage import write_rows
+from loraplex.usage_spill import keep_restoring
 
 
 class ServeError(Exception):
@@ -97,11 +100,15 @@ async def serve(options: ServeOptions) -> None:
                     api_silence_seconds=options.api_silence_seconds,
                     drain_seconds=options.drain_seconds,
                 )
-                greeting = asyncio.create_task(_greet(url, model_dir, data))
+                beside = (
+                    asyncio.create_task(_greet(url, model_dir, data)),
+                    asyncio.create_task(_restore_usage(settings.storage)),
+                )
                 try:
                     await supervise(service)
                 finally:
-                    greeting.cancel()
+                    for task in beside:
+                        task.cancel()
     except (DataDirError, SettingsError, ConfigError) as error:
         raise ServeError(str(error)) from None
 
@@ -200,6 +207,7 @@ def _settings(
         blobs_dir=str(data.blobs),
         cache_dir=str(data.cache),
         uploads_dir=str(data.uploads),
+        usage_dir=str(data.usage),
         engine_socket=engine_socket,
         model_dir=str(model_dir),
     )
@@ -292,6 +300,15 @@ def _tell_admin_key(data: DataDir, created: CreatedKey) -> None:
     else:
         write_admin_key(data, created.plain)
         Console(stderr=True).print(f"Admin key written to {data.admin_key_file}", highlight=False)
+
+
+async def _restore_usage(storage: StorageSettings) -> None:
+    """Hand the database what earlier stops left on the disk; the service starts meanwhile."""
+    registry = Registry(Database(storage.database_url))
+    try:
+        await keep_restoring(Path(storage.usage_dir), partial(write_rows, registry))
+    finally:
+        await registry.close()
 
 
 def _url(host: str, port: int) -> str:
