@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -99,13 +100,64 @@ async def test_without_its_database_the_service_goes_on_with_what_it_knows_for_a
         assert len({row.request_id for row in rows}) == len(rows) == 5
 
 
-async def test_a_database_that_never_answered_is_no_ground_to_be_ready(tmp_path: Path):
-    class Away:
-        async def ping(self) -> None:
-            raise RegistryUnavailable("no answer")
+class AskedRegistry:
+    """Answers a ping when told; until then whoever asks waits."""
 
-    registry: Any = Away()
-    assert await RegistryWatch(registry).status() == "unavailable"
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.answers = asyncio.Event()
+        self.is_gone = False
+
+    async def ping(self) -> None:
+        self.num_asked += 1
+        if self.is_gone:
+            raise RegistryUnavailable("no answer")
+        await self.answers.wait()
+
+    def watch(self, **settings: Any) -> RegistryWatch:
+        registry: Any = self
+        return RegistryWatch(registry, **settings)
+
+
+async def test_a_database_that_never_answered_is_no_ground_to_be_ready():
+    registry = AskedRegistry()
+    registry.is_gone = True
+    async with registry.watch() as watch:
+        assert await watch.status() == "unavailable"
+        registry.is_gone = False
+    async with registry.watch(answer_seconds=0.0) as watch:
+        assert await watch.status() == "unavailable"
+        registry.answers.set()
+        assert await watch.status() == "ok"
+
+
+async def test_the_first_answer_of_a_database_is_waited_for_by_all_pages_at_once():
+    registry = AskedRegistry()
+    async with registry.watch(page_seconds=0.0) as watch:
+        pages = [asyncio.create_task(watch.status()) for _ in range(3)]
+        await anyio.wait_all_tasks_blocked()
+        assert not any(page.done() for page in pages)
+        registry.answers.set()
+        assert await asyncio.gather(*pages) == ["ok", "ok", "ok"]
+        assert registry.num_asked == 1
+
+
+async def test_a_database_that_answers_slowly_is_degraded_and_no_page_waits_for_it():
+    clock, registry = FakeClock(), AskedRegistry()
+    registry.answers.set()
+    async with registry.watch(page_seconds=0.0, monotonic=lambda: clock.monotonic) as watch:
+        assert await watch.status() == "ok"
+        for _ in range(3):
+            registry.answers.clear()
+            clock.advance(GRACE_SECONDS - 1)
+            asked = registry.num_asked
+            assert [await watch.status(), await watch.status()] == ["degraded", "degraded"]
+            assert registry.num_asked == asked + 1, "no question was asked beside the first"
+            registry.answers.set()
+            await anyio.wait_all_tasks_blocked()  # the answer comes when no page waits any more
+        registry.answers.clear()
+        clock.advance(GRACE_SECONDS)
+        assert await watch.status() == "unavailable"
 
 
 async def test_without_the_blob_store_adapters_on_the_disk_are_served_and_others_are_a_503(
