@@ -3,7 +3,8 @@
 Only `adapter_config.json` and `adapter_model.safetensors` are ever written, under these names; no
 path from the archive reaches the file system. Every other member must be harmless, or the whole
 archive is refused. The work is bounded before `zipfile` sees the file, since it reads the whole
-list of members at once.
+list of members at once. A member's name is the one that the list has: names in extra fields, which
+newer versions of `zipfile` take instead, are not looked at.
 """
 
 import stat
@@ -14,27 +15,21 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import MAX_CONFIG_BYTES
 from adapter_store.safetensors_header import shown
+from adapter_store.zip_layout import MAX_MEMBERS, check_members, read_end
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
-MAX_MEMBERS = 1000
-MAX_DIRECTORY_BYTES = 1 << 20
 MAX_NAME_LENGTH = 255
 MAX_RATIO = 50
 """Trained weights hardly compress; a run of zeros does so 1000 to 1."""
 
 _CHUNK_BYTES = 1 << 20
-_END_SIGNATURE = b"PK\x05\x06"
-_END_RECORD = struct.Struct("<4s4H2LH")
-_MAX_COMMENT = 65535
-_ZIP64_LOCATOR = b"PK\x06\x07"
 _ENCRYPTED_FLAGS = 0x1 | 0x40 | 0x2000
 _MALFORMED = (
     zipfile.BadZipFile,
@@ -65,11 +60,12 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
     extracted = ExtractedAdapter(into / CONFIG_NAME, into / WEIGHTS_NAME)
     try:
         with archive.open("rb") as file:
-            archive_bytes = _check_end_record(file)
+            end = read_end(file)
             with zipfile.ZipFile(file) as unzip:
                 config, weights = _find_members(unzip.infolist())
-                _check_size(config, archive_bytes, MAX_CONFIG_BYTES)
-                _check_size(weights, archive_bytes, max_bytes - config.file_size)
+                check_members(file, unzip.infolist(), end)
+                _check_size(config, MAX_CONFIG_BYTES)
+                _check_size(weights, max_bytes - config.file_size)
                 _write_member(unzip, config, extracted.config)
                 try:
                     _write_member(unzip, weights, extracted.weights)
@@ -81,34 +77,6 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
             "invalid_archive", f"the zip archive is damaged ({type(error).__name__})"
         ) from None
     return extracted
-
-
-def _check_end_record(file: BinaryIO) -> int:
-    """Refuse what would make `zipfile` read a long list of members, which it finds as is done here.
-
-    Returns the archive's size in bytes.
-    """
-    size = file.seek(0, 2)
-    tail_start = max(0, size - _END_RECORD.size - _MAX_COMMENT)
-    file.seek(tail_start)
-    tail = file.read()
-    position = tail.rfind(_END_SIGNATURE)
-    if position < 0 or position + _END_RECORD.size > len(tail):
-        raise AdapterFormatError("not_a_zip", "the archive is not a zip file")
-    record = _END_RECORD.unpack_from(tail, position)
-    _, disk, directory_disk, _, members, directory_bytes, _, comment_bytes = record
-    if position + _END_RECORD.size + comment_bytes != len(tail) or disk or directory_disk:
-        raise AdapterFormatError("invalid_archive", "the zip archive does not end where it says")
-    file.seek(max(0, tail_start + position - 20))
-    if file.read(4) == _ZIP64_LOCATOR or directory_bytes == 0xFFFF_FFFF:
-        raise AdapterFormatError(
-            "unsupported_archive", "zip64 archives are not read; send the two files themselves"
-        )
-    if members > MAX_MEMBERS or directory_bytes > MAX_DIRECTORY_BYTES:
-        raise AdapterFormatError(
-            "too_many_members", f"the archive has {members} members, at most {MAX_MEMBERS} are read"
-        )
-    return size
 
 
 def _find_members(
@@ -127,7 +95,7 @@ def _find_members(
         seen.add(folded)
     config = _only_one(members, CONFIG_NAME)
     weights = _only_one(members, WEIGHTS_NAME)
-    if config.filename.removesuffix(CONFIG_NAME) != weights.filename.removesuffix(WEIGHTS_NAME):
+    if _folder(config) != _folder(weights):
         raise AdapterFormatError(
             "ambiguous_archive", f"{CONFIG_NAME} and {WEIGHTS_NAME} are not in one folder"
         )
@@ -150,9 +118,9 @@ def _check_member(member: zipfile.ZipInfo) -> None:
 
 
 def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    found = [member for member in members if member.filename.split("/")[-1] == name]
+    found = [member for member in members if _file_name(member) == name]
     if not found:
-        pickles = [m.filename for m in members if m.filename.split("/")[-1] in _PICKLE_NAMES]
+        pickles = [m.orig_filename for m in members if _file_name(m) in _PICKLE_NAMES]
         if name == WEIGHTS_NAME and pickles:
             raise AdapterFormatError(
                 "not_safetensors",
@@ -166,11 +134,11 @@ def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
             "ambiguous_archive", f"the archive has {len(found)} files named {name}", field=name
         )
     (member,) = found
-    if member.filename.count("/") > 1:
+    if member.orig_filename.count("/") > 1:
         raise AdapterFormatError(
             "missing_member",
             f"{name} must be at the root of the archive or in one folder of it",
-            field=shown(member.filename, quote=False),
+            field=shown(member.orig_filename, quote=False),
         )
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise AdapterFormatError(
@@ -179,10 +147,16 @@ def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
     return member
 
 
-def _check_size(member: zipfile.ZipInfo, archive_bytes: int, max_bytes: int) -> None:
-    name = member.filename
-    if not 0 <= member.header_offset <= archive_bytes - member.compress_size:
-        raise zipfile.BadZipFile("a member lies outside the archive")
+def _folder(member: zipfile.ZipInfo) -> str:
+    return member.orig_filename.rpartition("/")[0]
+
+
+def _file_name(member: zipfile.ZipInfo) -> str:
+    return member.orig_filename.rpartition("/")[2]
+
+
+def _check_size(member: zipfile.ZipInfo, max_bytes: int) -> None:
+    name = member.orig_filename
     if member.file_size > max_bytes:
         raise AdapterFormatError(
             "archive_too_large",

@@ -12,8 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter_store.archive import CONFIG_NAME, MAX_MEMBERS, WEIGHTS_NAME, extract_adapter
+from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME, extract_adapter
 from adapter_store.errors import AdapterFormatError
+from adapter_store.zip_layout import MAX_MEMBERS
 
 CONFIG = b'{"peft_type": "LORA"}'
 WEIGHTS = torch.randn(5000, generator=torch.Generator().manual_seed(0)).numpy().tobytes()

@@ -231,3 +231,11 @@ def test_a_zip_may_name_its_members_anything(others: list[str], method: int) -> 
 def test_anything_may_come_in_place_of_the_files(config: bytes, weights: bytes) -> None:
     assert inspect(config, weights) is None
     assert not extract(weights)
+
+
+@FUZZ
+@given(st.integers(0, GOOD_ZIP.index(b"PK\x05\x06")), st.binary(min_size=1, max_size=64))
+@example(0, GOOD_ZIP)
+@example(DIRECTORY, GOOD_ZIP)
+def test_no_bytes_can_be_put_before_or_into_a_zip(where: int, more: bytes) -> None:
+    assert not extract(GOOD_ZIP[:where] + more + GOOD_ZIP[where:])
