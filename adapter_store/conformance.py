@@ -45,7 +45,8 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     stood before `layers.N` in the tensor keys. `no_op` means that every module's product B A is
     zero, so that the adapter answers as the base does. `features` says what there is beside LoRA
     of the layers' linears: `bias`, `dora`, `embedding`, `lm_head`, `lora_bias`, `modules_to_save`.
-    `full_weights` are the modules whose weight is the adapter's own (`input_layernorm of 0-5`).
+    `full_weights` are the modules whose weight is the adapter's own (`input_layernorm of 0-5`),
+    `full_values` the values of such an embedding and output layer together.
     """
 
     digest: str
@@ -62,6 +63,7 @@ class ConformanceReport(msgspec.Struct, frozen=True):
     warnings: list[str] = []
     features: list[str] = []
     full_weights: list[str] = []
+    full_values: int = 0
 
 
 def group_modules(modules: Iterable[tuple[str, int, float]]) -> list[BoundModules]:

@@ -22,7 +22,7 @@ from adapter_store.digest import hash_adapter
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig, parse_config
 from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, read_header, shown
-from adapter_store.saved_modules import check_sizes, full_weight, without_weights
+from adapter_store.saved_modules import count_values, full_weight, without_weights
 from adapter_store.tensor_scan import scan_tensor, tensors_equal
 
 __all__ = ["Binding", "InspectedAdapter", "bind", "inspect_adapter"]
@@ -65,7 +65,7 @@ def inspect_adapter(
     _check_base_copies(weights, header, base, bound.base_copies)
     untrained = _copies_among(bound.saved, weights, header, base)
     saved = {module: key for module, key in bound.saved.items() if module not in untrained}
-    check_sizes(saved, header.tensors, max_full_values)
+    full_values = count_values(saved, header.tensors, max_full_values)
     digest = hash_adapter(peft_config, weights)
     features = _features(peft_config, bound, saved)
     no_op = not {"dora", "lora_bias", "bias", "modules_to_save"} & set(features) and all(
@@ -86,6 +86,7 @@ def inspect_adapter(
         warnings=_warnings(peft_config, bound, no_op=no_op),
         features=features,
         full_weights=group_paths(saved),
+        full_values=full_values,
     )
     return InspectedAdapter(
         digest, peft_config.result_fields(), bound.bindings, bound.biases, report, saved

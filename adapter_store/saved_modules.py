@@ -61,20 +61,20 @@ def is_served(module: str) -> bool:
     return module in (EMBEDDING, OUTPUT_LAYER) or _NORM.fullmatch(module) is not None
 
 
-def check_sizes(
+def count_values(
     saved: Mapping[str, str], tensors: Mapping[str, TensorInfo], max_values: int | None
-) -> None:
-    """Refuse an adapter whose full matrices have more than `max_values` values together."""
+) -> int:
+    """How many values an adapter's full matrices have together; refused if above `max_values`."""
     keys = [key for module, key in saved.items() if module in (EMBEDDING, OUTPUT_LAYER)]
     sizes = list(accumulate(math.prod(tensors[key].shape) for key in keys))
-    if max_values is None or not sizes or sizes[-1] <= max_values:
-        return
+    total = sizes[-1] if sizes else 0
+    if max_values is None or total <= max_values:
+        return total
     key = keys[next(index for index, size in enumerate(sizes) if size > max_values)]
     most = f"{max_values} are served here" if max_values else "this engine serves none"
     raise AdapterFormatError(
         "full_weight_too_large",
-        f"{shown(key)} is a full weight: with it the adapter has {sizes[-1]} values in such; "
-        f"{most}",
+        f"{shown(key)} is a full weight: with it the adapter has {total} values in such; {most}",
         field=shown(key, quote=False),
     )
 

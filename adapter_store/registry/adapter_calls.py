@@ -193,13 +193,34 @@ class AdapterCalls(Transactions):
             lambda s: residency.set_residency(s, change, tenant, name, wanted, limits)
         )
 
-    async def resident_adapters(self, base_fingerprint: str) -> ResidentAdapters:
-        """The adapters of a base model that are pinned, and those that are warm."""
-        return await self._database.read(lambda s: residency.resident(s, base_fingerprint))
+    async def resident_adapters(
+        self,
+        base_fingerprint: str,
+        max_rank: int | None = None,
+        max_full_values: int | None = None,
+    ) -> ResidentAdapters:
+        """The adapters of a base model that are pinned, and those that are warm.
 
-    async def live_digests(self, digests: Iterable[str]) -> set[str]:
-        """Those of `digests` that a version of any tenant names."""
-        return await self._database.read(lambda s: versions.live_digests(s, digests))
+        Of those within the limits; None: there is no limit.
+        """
+        return await self._database.read(
+            lambda s: residency.resident(s, base_fingerprint, max_rank, max_full_values)
+        )
+
+    async def live_digests(
+        self,
+        digests: Iterable[str],
+        max_rank: int | None = None,
+        max_full_values: int | None = None,
+    ) -> set[str]:
+        """Those of `digests` that a version of any tenant names, of those within the limits.
+
+        None: there is no limit.
+        """
+        asked = tuple(digests)
+        return await self._database.read(
+            lambda s: versions.live_digests(s, asked, max_rank, max_full_values)
+        )
 
     async def is_live(self, digest: str) -> bool:
         """Whether a version of any tenant names the digest."""

@@ -135,6 +135,9 @@ class ResolvedAdapter:
     digest: str
     base_fingerprint: str
     serving: ServingDefaults = AS_THE_BASE
+    rank: int = 0
+    full_values: int = 0
+    """Of an embedding and an output layer of its own."""
 
     @property
     def label(self) -> str:
@@ -187,6 +190,9 @@ class ResidencyLimits:
     max_warm: int
     max_bytes: int
     """Of pinned and warm adapters together."""
+    max_rank: int | None = None
+    max_full_values: int | None = None
+    """Adapters beyond these cannot be served, and so not be kept; None: any can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,16 @@ class VersionInfo:
     serving: ServingDefaults
     aliases: tuple[str, ...]
     created_at: datetime
+
+    @property
+    def label(self) -> str:
+        """`name@N`, for people."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def full_values(self) -> int:
+        """Of an embedding and an output layer of its own."""
+        return self.report.get("full_values", 0)
 
 
 @dataclass(frozen=True, slots=True)

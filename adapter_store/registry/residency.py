@@ -22,6 +22,7 @@ from adapter_store.registry.records import (
     ResidencyLimits,
     ResidentAdapters,
 )
+from adapter_store.registry.versions import is_within
 
 
 class _Kept(NamedTuple):
@@ -53,15 +54,22 @@ async def set_residency(
         adapter.residency = wanted
         await session.flush()
         if wanted != "auto":
-            kept = await _kept(session, limits.base_fingerprint)
+            kept = await _kept(
+                session, limits.base_fingerprint, limits.max_rank, limits.max_full_values
+            )
             _check(kept, adapter, wanted, limits)
         change.record(session, "residency.set", tenant, name, residency=wanted, previous=previous)
     return await adapters.get(session, tenant, name)
 
 
-async def resident(session: AsyncSession, base_fingerprint: str) -> ResidentAdapters:
-    """Pinned and warm digests of a base model's adapters."""
-    kept = await _kept(session, base_fingerprint)
+async def resident(
+    session: AsyncSession,
+    base_fingerprint: str,
+    max_rank: int | None = None,
+    max_full_values: int | None = None,
+) -> ResidentAdapters:
+    """Pinned and warm digests of a base model's adapters, of those within the limits."""
+    kept = await _kept(session, base_fingerprint, max_rank, max_full_values)
     pinned = dict.fromkeys(row.digest for row in kept if row.residency == "pinned")
     warm = dict.fromkeys(row.digest for row in kept if row.digest not in pinned)
     return ResidentAdapters(tuple(pinned), tuple(warm))
@@ -71,8 +79,8 @@ def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: Resid
     if all(row.adapter_id != adapter.id for row in kept):
         raise ResidencyLimit(
             "no_default_version",
-            f"the alias {DEFAULT_ALIAS!r} of {adapter.name!r} names no version for the base model "
-            "served now: publish one",
+            f"the alias {DEFAULT_ALIAS!r} of {adapter.name!r} names no version that is served now: "
+            "publish one",
         )
     pinned = {row.digest for row in kept if row.residency == "pinned"}
     warm = {row.digest for row in kept if row.residency == "warm"} - pinned
@@ -95,7 +103,9 @@ def _check(kept: list[_Kept], adapter: Adapter, wanted: Residency, limits: Resid
         )
 
 
-async def _kept(session: AsyncSession, base_fingerprint: str) -> list[_Kept]:
+async def _kept(
+    session: AsyncSession, base_fingerprint: str, max_rank: int | None, max_full_values: int | None
+) -> list[_Kept]:
     # First the few, by the partial index, whose condition this is: not first all the aliases.
     kept = aliased(Adapter)
     few = select(kept.id).where(kept.residency != literal_column("'auto'"))
@@ -105,6 +115,7 @@ async def _kept(session: AsyncSession, base_fingerprint: str) -> list[_Kept]:
         .join(AdapterVersion, AdapterVersion.id == Alias.version_id)
         .where(Alias.name == DEFAULT_ALIAS, Alias.adapter_id.in_(few))
         .where(AdapterVersion.base_fingerprint == base_fingerprint)
+        .where(is_within(max_rank, max_full_values))
         .order_by(Adapter.id)
     )
     return [_Kept(*row) for row in await session.execute(query)]

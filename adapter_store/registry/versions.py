@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
-from sqlalchemy import exists, select
+from sqlalchemy import BigInteger, ColumnElement, and_, exists, func, select, true
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -100,12 +101,7 @@ async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
         return await _resolve_alias(session, tenant, ref, ref.alias or DEFAULT_ALIAS)
     found = (
         await session.execute(
-            select(
-                AdapterVersion.number,
-                AdapterVersion.digest,
-                AdapterVersion.base_fingerprint,
-                AdapterVersion.serving,
-            )
+            select(*_resolved_columns(AdapterVersion))
             .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
             .join(Tenant, Tenant.id == Adapter.tenant_id)
             .where(Tenant.name == tenant, Adapter.name == ref.name)
@@ -121,9 +117,7 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
     canary = aliased(AdapterVersion)
     query = (
         select(
-            AdapterVersion.number, AdapterVersion.digest, AdapterVersion.base_fingerprint,
-            AdapterVersion.serving, canary.number, canary.digest, canary.base_fingerprint,
-            canary.serving, Alias.canary_share,
+            *_resolved_columns(AdapterVersion), *_resolved_columns(canary), Alias.canary_share
         )
         .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
         .join(Tenant, Tenant.id == Adapter.tenant_id)
@@ -136,7 +130,7 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
         raise model_not_found(str(ref))
     # An outer join: without a canary its columns are null.
     columns = cast("tuple[Any, ...]", found)
-    stable, behind, share = columns[:4], columns[4:8], columns[8]
+    stable, behind, share = columns[:6], columns[6:12], columns[12]
     return Route(
         f"{tenant}/{ref.name}:{alias}",
         _resolved(tenant, ref.name, *stable),
@@ -145,10 +139,32 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
     )
 
 
+def _resolved_columns(version: type[AdapterVersion]) -> tuple[Any, ...]:
+    columns = (version.number, version.digest, version.base_fingerprint, version.serving)
+    return *columns, version.rank, _full_values_of(version)
+
+
+def is_within(max_rank: int | None, max_full_values: int | None) -> ColumnElement[bool]:
+    """The condition that a version has no more of either; None: it may have any."""
+    conditions: list[ColumnElement[bool]] = [true()]
+    if max_rank is not None:
+        conditions.append(AdapterVersion.rank <= max_rank)
+    if max_full_values is not None:
+        conditions.append(_full_values_of(AdapterVersion) <= max_full_values)
+    return and_(*conditions)
+
+
+def _full_values_of(version: type[AdapterVersion]) -> ColumnElement[int]:
+    # Reports from before there were any name none. They can be more than 2**31.
+    values = sql_cast(version.report["full_values"].as_string(), BigInteger)
+    return func.coalesce(values, 0)
+
+
 def _resolved(
-    tenant: str, name: str, number: int, digest: str, base: str, serving: dict[str, Any] | None
-) -> ResolvedAdapter:
-    return ResolvedAdapter(tenant, name, number, digest, base, _serving(serving))
+    tenant: str, name: str, number: int, digest: str, base: str,
+    serving: dict[str, Any] | None, rank: int, full_values: int,
+) -> ResolvedAdapter:  # fmt: skip
+    return ResolvedAdapter(tenant, name, number, digest, base, _serving(serving), rank, full_values)
 
 
 def _serving(stored: dict[str, Any] | None) -> ServingDefaults:
@@ -216,13 +232,19 @@ async def is_live(session: AsyncSession, digest: str) -> bool:
     return bool(await session.scalar(select(exists().where(AdapterVersion.digest == digest))))
 
 
-async def live_digests(session: AsyncSession, digests: Iterable[str]) -> set[str]:
-    """Those of `digests` that a version of any tenant names."""
+async def live_digests(
+    session: AsyncSession,
+    digests: Iterable[str],
+    max_rank: int | None = None,
+    max_full_values: int | None = None,
+) -> set[str]:
+    """Those of `digests` that a version of any tenant names, of those within the limits."""
     asked = tuple(digests)
+    within = is_within(max_rank, max_full_values)
     live: set[str] = set()
     for start in range(0, len(asked), MAX_PARAMETERS):
         chunk = asked[start : start + MAX_PARAMETERS]
-        found = select(AdapterVersion.digest).where(AdapterVersion.digest.in_(chunk))
+        found = select(AdapterVersion.digest).where(AdapterVersion.digest.in_(chunk), within)
         live.update(await session.scalars(found))
     return live
 

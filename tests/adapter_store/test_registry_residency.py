@@ -1,6 +1,7 @@
 """Residency in the registry: limits over all tenants, by file and not by name, with `default`."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,29 @@ async def test_residency_follows_the_default_alias_and_ends_with_the_adapter(reg
         assert (await registry.get_adapter("acme", "a")).residency == "auto"
 
 
+async def test_what_cannot_be_served_is_not_kept(registry_url: str):
+    sizes = {"plain": (8, 0), "of-high-rank": (32, 0), "with-a-head": (8, 3_000_000_000)}
+    async with open_registry(registry_url) as registry:
+        for name, size in sizes.items():
+            await registry.register_version("acme", name, upload(name, *size), FINGERPRINT)
+            await keep(registry, name, "warm", limits=replace(LIMITS, max_warm=3))
+        for limits, left in (
+            ((None, None), list(sizes)),
+            ((32, 3_000_000_000), list(sizes)),
+            ((31, None), ["plain", "with-a-head"]),
+            ((32, 2_999_999_999), ["plain", "of-high-rank"]),
+            ((31, 0), ["plain"]),
+        ):
+            found = await registry.resident_adapters(FINGERPRINT, *limits)
+            assert found.warm == tuple(digest_of(name) for name in left)
+        small = replace(LIMITS, max_rank=31, max_full_values=0)
+        assert await keep(registry, "plain", "pinned", limits=small) == "pinned"
+        for name in ("of-high-rank", "with-a-head"):
+            with pytest.raises(ResidencyLimit, match="no version that is served now") as caught:
+                await keep(registry, name, "pinned", limits=small)
+            assert caught.value.code == "no_default_version"
+
+
 async def test_warm_adapters_are_bounded_in_number_and_with_the_pinned_in_bytes(registry_url: str):
     async with open_registry(registry_url) as registry:
         for name in ("a", "b", "c"):
@@ -97,7 +121,7 @@ async def test_only_what_has_a_default_version_can_be_kept(registry_url: str):
             assert caught.value.code == "no_default_version"
         assert await keep(registry, "a", "auto") == "auto"
         await registry.register_version("acme", "b", upload("two"), "0" * 64)
-        with pytest.raises(ResidencyLimit, match="base model served now"):
+        with pytest.raises(ResidencyLimit, match="no version that is served now"):
             await keep(registry, "b", "pinned")
         with pytest.raises(AdapterNotFound):
             await keep(registry, "nothing", "auto")

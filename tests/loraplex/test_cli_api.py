@@ -36,7 +36,10 @@ ADAPTER = {
     "aliases": {"default": 1, "beta": 3},
     "canaries": {"default": {"version": 2, "share": 0.125}},
 }  # fmt: skip
-VERSION = {"digest": "d" * 64, "rank": 8, "bytes": 1000, "created_at": "2026-11-29T21:18:29Z"}
+VERSION = {
+    "state": "ready", "digest": "d" * 64, "rank": 8, "bytes": 1000,
+    "created_at": "2026-11-29T21:18:29Z",
+}  # fmt: skip
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -14,7 +15,7 @@ from adapter_store.errors import RegistryUnavailable
 from engine.config import SchedulerConfig
 from engine.inline_client import InlineEngineClient
 from loraplex.adapter_cache import fetch_from
-from loraplex.adapters.residency import ResidencyKeeper
+from loraplex.adapters.residency import ResidencyKeeper, limits_of
 from loraplex.cli import main
 from tests.support.fake_engine import FakeEngine, info
 from tests.support.registry import FINGERPRINT, digest_of, open_registry, upload
@@ -169,10 +170,10 @@ async def test_a_keeper_goes_on_until_the_registry_answers(tmp_path, monkeypatch
         answers = itertools.chain([RegistryUnavailable("gone"), ValueError("odd")], [None] * 1000)
         read = registry.resident_adapters
 
-        async def resident_adapters(fingerprint: str):
+        async def resident_adapters(*served: Any):
             if (failure := next(answers)) is not None:
                 raise failure
-            return await read(fingerprint)
+            return await read(*served)
 
         monkeypatch.setattr(registry, "resident_adapters", resident_adapters)
         keeper = ResidencyKeeper(
@@ -183,6 +184,25 @@ async def test_a_keeper_goes_on_until_the_registry_answers(tmp_path, monkeypatch
             await until(lambda: len(engine.residencies) >= 2)
         assert engine.residencies[0] == ([], [], [digest_of("one")])
         assert engine.residencies[1] == ([], [], [])
+
+
+async def test_an_engine_is_not_told_to_keep_what_it_cannot_serve(tmp_path):
+    engine = FakeEngine()
+    sizes = {"plain": (8, 0), "of-high-rank": (32, 0), "with-a-head": (8, 5)}
+    async with open_registry(tmp_path) as registry:
+        for name, size in sizes.items():
+            await registry.register_version("acme", name, upload(name, *size), FINGERPRINT)
+            await registry.set_residency("acme", name, "warm", limits_of(engine.info))
+        async with ResidencyKeeper(engine, registry, FINGERPRINT):
+            on_disk = [digest_of(name) for name in sizes]
+            engine.restart(on_disk)
+            await until(lambda: len(engine.residencies) == 1)
+            engine.info = info(max_lora_rank=16, max_full_values=4)
+            engine.restart(on_disk)
+            await until(lambda: len(engine.residencies) == 2)
+    plain = [digest_of("plain")]
+    assert engine.residencies == [([], on_disk, on_disk), ([], plain, plain)]
+    assert engine.unloaded == []
 
 
 async def test_a_warming_engine_is_not_ready_but_serves(tmp_path):

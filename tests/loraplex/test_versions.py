@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from adapter_store.registry.records import Canary
+from tests.support.fake_engine import FakeEngine, info
+from tests.support.registry import FINGERPRINT, upload
 from tests.support.service import TestService, adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
@@ -214,6 +217,70 @@ async def test_an_export_is_the_upload_and_what_became_of_it(tmp_path):
             503,
             "adapter_unavailable",
         )
+
+
+async def test_a_version_beyond_the_limits_of_now_is_refused_by_name_and_listed_so(
+    tmp_path, registry_url: str
+):
+    engine = FakeEngine(lambda request: [7])
+    async with (
+        running_service(tmp_path, engine, database_url=registry_url) as service,
+        service.client() as caller,
+        service.client("acme:tenant") as owner,
+    ):
+        await service.upload("other")
+        for inspected, base in (
+            (upload("plain"), FINGERPRINT),
+            (upload("with a head", full_values=3_000_000_000), FINGERPRINT),
+            (upload("of high rank", rank=32), FINGERPRINT),
+            (upload("of another base"), "0" * 64),
+        ):
+            await service.registry.register_version(
+                "acme", "big", inspected, base, publish=base == FINGERPRINT
+            )
+        behind = Canary(2, 1.0)
+        await service.registry.set_alias("acme", "big", "default", 1, canary=behind)
+
+        async def asked(model: str) -> tuple[int, dict[str, Any]]:
+            body = {"model": model, "prompt": "x", "max_tokens": 1}
+            reply = await caller.post("/v1/completions", json=body)
+            return reply.status_code, reply.json()
+
+        async def states() -> dict[int, str]:
+            listed = (await owner.get("/v1/adapters/big/versions")).json()["data"]
+            for version in listed:
+                one = await owner.get(f"/v1/adapters/big/versions/{version['version']}")
+                assert one.json() == version
+            return {version["version"]: version["state"] for version in listed}
+
+        as_uploaded = {1: "ready", 2: "ready", 3: "ready", 4: "base_model_mismatch"}
+        assert await states() == as_uploaded
+        for model in ("big", "big@1", "big@2", "big@3"):
+            assert (await asked(model))[0] == 200
+
+        engine.info = info(max_lora_rank=31, max_full_values=2_999_999_999)
+        num_queued = len(engine.requests)
+        for model, code, told in (
+            ("big@2", "full_weight_too_large", "`--cpu-lora-bytes`"),
+            ("big", "full_weight_too_large", "big@2 has 3000000000 values"),
+            ("big@3", "rank_too_large", "ranks up to 31 now (`--max-lora-rank`)"),
+            ("big@4", "base_model_mismatch", "another base model"),
+        ):
+            status, body = await asked(model)
+            error = body["error"]
+            assert (status, error["code"], error["param"]) == (409, code, "model")
+            assert told in error["message"]
+        assert len(engine.requests) == num_queued
+        for model in ("other", "big@1", "base"):
+            assert (await asked(model))[0] == 200
+        assert await states() == {
+            **as_uploaded, 2: "full_weight_too_large", 3: "rank_too_large",
+        }  # fmt: skip
+        engine.info = info(max_full_values=0)
+        assert "takes none now" in (await asked("big@2"))[1]["error"]["message"]
+        engine.info = info(max_full_values=3_000_000_000)
+        assert await states() == as_uploaded
+        assert (await asked("big"))[0] == 200
 
 
 async def test_adapters_come_in_pages(tmp_path, registry_url: str):

@@ -88,7 +88,7 @@ def digest_of(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def upload(content: str, rank: int = 8) -> InspectedAdapter:
+def upload(content: str, rank: int = 8, full_values: int = 0) -> InspectedAdapter:
     """An inspected adapter whose digest stands for `content`."""
     digest = digest_of(content)
     report = ConformanceReport(
@@ -102,6 +102,7 @@ def upload(content: str, rank: int = 8) -> InspectedAdapter:
         nesting="base_model.model.model.",
         no_op=False,
         base_match=BaseMatch("base", FINGERPRINT, None, None),
+        full_values=full_values,
     )
     return InspectedAdapter(
         digest=digest,

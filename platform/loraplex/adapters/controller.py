@@ -25,6 +25,7 @@ from loraplex.adapters.registrations import (
     begin_registration,
 )
 from loraplex.adapters.residency import check_may_change, limits_of
+from loraplex.adapters.servable import state_of
 from loraplex.adapters.serving import read_serving
 from loraplex.adapters.upload import receive_upload
 from loraplex.adapters.version_controller import Abort
@@ -186,7 +187,9 @@ class AdapterController(Controller):
     ) -> schemas.VersionList:
         """List an adapter's versions, newest first."""
         found = await services.backends.registry.list_versions(tenant.name, name)
-        return schemas.VersionList([schemas.version(info) for info in found])
+        return schemas.VersionList(
+            [schemas.version(info, state_of(services, info)) for info in found]
+        )
 
     @put(
         "/{name:str}/residency",

@@ -12,6 +12,7 @@ from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import Residency, ResidencyLimits
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
+from engine.errors import EngineUnavailable
 from engine.messages import EngineInfo
 from loraplex.auth import Caller
 from loraplex.errors import Forbidden
@@ -64,12 +65,14 @@ class ResidencyKeeper:
 
     async def _tell(self) -> None:
         async with self._turn:
-            found = await self._registry.resident_adapters(self._base_fingerprint)
+            limits = self._adapter_limits()
+            found = await self._registry.resident_adapters(self._base_fingerprint, *limits)
             recent = self._recent
             live: list[str] = []
             if recent is not None:
                 known = await self._registry.live_digests(recent)
-                live = [digest for digest in recent if digest in known]
+                served = await self._registry.live_digests(recent, *limits)
+                live = [digest for digest in recent if digest in served]
                 for digest in recent:
                     if digest not in known:
                         self._engine.unload(digest)
@@ -77,6 +80,14 @@ class ResidencyKeeper:
             self._engine.set_residency(found.pinned, found.warm, live)
             if self._recent is recent:
                 self._recent = None
+
+    def _adapter_limits(self) -> tuple[int | None, int | None]:
+        """What an engine cannot read it would try to read again and again."""
+        try:
+            info = self._engine.info
+        except EngineUnavailable:  # there was none yet: none is told either
+            return None, None
+        return info.max_lora_rank, info.max_full_values
 
     async def _run(self) -> None:
         pause = self._every_seconds
@@ -118,6 +129,8 @@ def limits_of(info: EngineInfo) -> ResidencyLimits:
         max_pinned=max(0, info.max_loras - 1),
         max_warm=max(0, info.max_cpu_loras - info.max_loras),
         max_bytes=info.cpu_lora_bytes,
+        max_rank=info.max_lora_rank,
+        max_full_values=info.max_full_values,
     )
 
 

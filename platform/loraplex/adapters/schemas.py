@@ -56,7 +56,8 @@ class AdapterList(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """An immutable version."""
+    """An immutable version. `state` is `ready`, or the code with which calls of it are refused now,
+    as `rank_too_large`."""
 
     name: str
     version: int
@@ -145,13 +146,13 @@ def adapter(info: AdapterInfo) -> Adapter:
     )
 
 
-def version(info: VersionInfo) -> Version:
-    """Return a version for the client."""
+def version(info: VersionInfo, state: str) -> Version:
+    """Return a version, and how it is now, for the client."""
     return Version(
         name=info.name,
         version=info.version,
         digest=info.digest,
-        state=info.state,
+        state=state,
         rank=info.rank,
         bytes=info.bytes,
         aliases=list(info.aliases),

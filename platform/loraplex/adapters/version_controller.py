@@ -12,6 +12,7 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.export import export_version
 from loraplex.adapters.publishing import remove_unused
+from loraplex.adapters.servable import state_of
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.ending_calls import end_calls_of_adapter
 from loraplex.openapi import OpenAIError, errors, operation
@@ -39,7 +40,8 @@ class VersionController(Controller):
     ) -> schemas.Version:
         """Show a version with its conformance report."""
         registry = services.backends.registry
-        return schemas.version(await registry.get_version(tenant.name, name, version))
+        found = await registry.get_version(tenant.name, name, version)
+        return schemas.version(found, state_of(services, found))
 
     @get(
         "/export",

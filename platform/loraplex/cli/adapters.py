@@ -200,11 +200,12 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
         return
     adapter: dict[str, Any] = api.call("GET", f"/v1/adapters/{segment(name)}")
     print_table(
-        ["version", "aliases", "digest", "rank", "size", "created"],
+        ["version", "aliases", "state", "digest", "rank", "size", "created"],
         (
             [
                 v["version"],
                 " ".join(_aliases_of(adapter, v["version"])) or None,
+                v["state"],
                 v["digest"][:12],
                 v["rank"],
                 decimal(v["bytes"]),

@@ -7,7 +7,7 @@ from litestar.types import Scope
 from adapter_store.errors import ModelNotFound
 from adapter_store.model_ref import model_not_found, parse_model_ref
 from adapter_store.registry.records import ResolvedAdapter, TenantInfo
-from loraplex.errors import ApiError
+from loraplex.adapters.servable import refusal
 from loraplex.openai.fields import GenerationFields
 from loraplex.request_id import request_id
 from loraplex.services import Services
@@ -44,8 +44,8 @@ async def resolve_target(
 ) -> Target:
     """Find the model for a request with this key.
 
-    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter of
-    another base model is 409: it was good when it was uploaded.
+    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter that was
+    good when it was uploaded, and is too large or of another base model now, is a 409.
     """
     if model in services.base_names:
         return Target(model, None)
@@ -54,10 +54,6 @@ async def resolve_target(
         adapter = await services.backends.registry.resolve(tenant.name, reference, routing_key)
     except ModelNotFound:
         raise model_not_found(model) from None
-    if adapter.base_fingerprint != services.backends.base_model.fingerprint:
-        raise ApiError(
-            409, "base_model_mismatch",
-            f"{adapter.label} was trained on another base model than the one served now",
-            param="model",
-        )  # fmt: skip
+    if (refused := refusal(services, adapter)) is not None:
+        raise refused
     return Target(model, adapter)
