@@ -55,7 +55,7 @@ class BaseModelError(AdapterStoreError):
 class RegistryError(AdapterStoreError):
     """A request that a rule of the registry forbids; `code` is a stable reason code."""
 
-    code = "registry_error"
+    code: str
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

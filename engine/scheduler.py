@@ -248,7 +248,7 @@ class Scheduler:
         return self._lifecycle.slots.take_changes()
 
     def pin(self, digests: frozenset[str]) -> None:
-        """Replace the set of pinned adapters; raises `RequestRefused` if they are too many.
+        """Replace the set of pinned adapters; raises `ValueError` if they are too many.
 
         A pinned adapter is loaded as soon as a slot is spare and its weights are in host memory
         (they are to be fetched by whoever calls, see `needs_fetch`), and keeps its slot until it is
@@ -256,11 +256,7 @@ class Scheduler:
         """
         limit = max(0, self._config.max_loras - 1)
         if len(digests) > limit:
-            raise RequestRefused(
-                "too_many_pinned",
-                f"{len(digests)} adapters to pin; at most {limit} may be",
-                limit=limit,
-            )
+            raise ValueError(f"{len(digests)} adapters to pin; at most {limit} may be")
         self._time.tick()
         self._lifecycle.gate.pin(digests)
 
@@ -318,7 +314,7 @@ class Scheduler:
         gate = self._lifecycle.gate
         claim = gate.oldest_claim
         gate.begin_step(is_idle=claim is not None and self._is_idle_for(claim.head))
-        while (digest := gate.overdue_victim()) is not None:
+        while (digest := gate.due_victim()) is not None:
             victims = self._lifecycle.running.of_adapter(digest)
             if not all(sequence.num_drawn >= gate.stint for sequence in victims):
                 return
@@ -328,7 +324,7 @@ class Scheduler:
 
     def _is_idle_for(self, head: Sequence) -> bool:
         # Above, recomputing what is preempted costs those that run more than it gains.
-        has_seats = 3 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
+        has_seats = 2 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
         return has_seats and not self._lifecycle.gate.is_crowded and self._lifecycle.has_room(head)
 
     def _take_row(self, sequence: Sequence, drawn: SampledRow) -> None:

@@ -31,12 +31,12 @@ from engine.tenant import Tenant
 from engine.waiting import Waiting
 
 IDLE_LOADS = 3
-"""How often slots go round while two thirds of the seats are free, in times that a load takes (on a
-CPU: a step). Simulated on 8 slots, at half of the rate that saturates all resident, the p99 time to
-first token over that with all resident is 3.9 for 16 adapters and 4.2 for 64 by Zipf's law; 3.9 and
-5.2 with 4, 4.7 and 7.1 if slots never go round."""
+"""How often slots go round while half of the seats are free, in times that a load takes (on a CPU:
+a step). Simulated on 8 slots, at half of the rate that saturates all resident, the p99 time to first
+token over that with all resident is 3.2 for 16 adapters and 4.2 for 64 by Zipf's law, over eight
+seeds; 3.4 and 5.3 with 4, 7.5 and 9.9 if slots never go round."""
 
-STINT_LOADS = 16
+STINT_LOADS = 8
 """Tokens that every sequence of a victim draws before its slot goes round, for each step that a
 load takes: so loads and what is recomputed take a small share of a slot's time."""
 
@@ -220,7 +220,7 @@ class SlotGate:
                 counted = min(num_steps, OUTLIER * self._load_steps)
                 self._load_steps += (counted - self._load_steps) / 8
 
-    def overdue_victim(self) -> str | None:
+    def due_victim(self) -> str | None:
         """The adapter whose sequences are to be preempted now, each after its `stint`, if any."""
         is_due = self._debt.is_due or self._debt.is_overdue
         return next(iter(self._victims)) if is_due else None

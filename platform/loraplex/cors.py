@@ -9,6 +9,7 @@ from loraplex.settings import CorsSettings, SettingsError
 _SHOWN = (
     "retry-after", "x-request-id", "x-loraplex-adapter", "x-loraplex-trace-id",
     *(f"x-loraplex-{part}" for part in ("queue", "queue-ms", "load-ms", "prefill-ms", "decode-ms")),
+    *(f"x-loraplex-queue-{part}" for part in ("length", "limit", "drain-per-second")),
     *(
         f"x-ratelimit-{part}-{of}"
         for part in ("limit", "remaining", "reset")

@@ -52,6 +52,8 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.RegistryError, 400),
 )
 _FULL_QUEUES = frozenset(("queue_full", "tenant_queue_full", "adapter_queue_full"))
+_OUR_FAULTS = frozenset(("duplicate_request_id", "engine_error", "invalid_adapter"))
+"""Refusals by the engine that no request of a client can bring about."""
 _GONE = "client disconnected prematurely"
 """What Litestar says when a client hangs up while its body is read."""
 _HTTP_CODES = {
@@ -132,6 +134,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestRefused() if error.code in _FULL_QUEUES:
             return _full_queue(error)
+        case RequestRefused() if error.code in _OUR_FAULTS:
+            return ApiError(500, error.code, error.message)
         case RequestRefused():
             return ApiError(400, error.code, error.message, param=error.param)
         case EngineUnavailable():
@@ -146,6 +150,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(429, error.code, error.message, headers=_RETRY)
         case store.SourceError(code="source_not_allowed"):
             return ApiError(403, error.code, error.message, param=error.field)
+        case store.SourceError(code="upload_storage"):
+            return ApiError(503, error.code, error.message)
         case store.SourceError():
             return ApiError(400, error.code, error.message, param=error.field)
         case store.AdapterStoreError():

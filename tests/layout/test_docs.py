@@ -21,9 +21,11 @@ ROOTS = (
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 COMMAND = re.compile(
-    r"\bloraplex ((?:serve|demo|tenants(?: quota| sources)?|keys|adapters|db)(?: [a-z]+)?)"
+    r"\bloraplex ((?:serve|demo|plan|simulate|bench|verify|usage|blobs|db|keys|adapters|"
+    r"tenants(?: quota| sources)?)(?: [a-z]+)?)"
     r"((?: [^`\n|]*)?)"
 )
+WITHOUT_SUBCOMMANDS = {"serve", "demo", "plan", "simulate", "bench", "verify", "usage"}
 MODULE_FOLDERS = ("adapter_store", "engine", "lora_kernels", "platform/loraplex", "migrations")
 
 
@@ -38,15 +40,15 @@ def test_paths_and_links_exist(document: Path):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_make_targets_exist(document: Path):
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"\bmake ([a-z][a-z-]+)", document.read_text()))
-    assert {t for t in targets if not re.search(rf"^{t}:", makefile, re.M)} <= {"sure", "it"}
+    targets = set(re.findall(r"(?:`|^ {4})make ([a-z][a-z-]+)", document.read_text(), re.M))
+    assert [t for t in targets if not re.search(rf"^{t}:", makefile, re.M)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_commands_and_their_options_exist(document: Path):
     for command, arguments in COMMAND.findall(document.read_text()):
         words = command.split()
-        if len(words) > 1 and words[0] in {"serve", "demo"}:
+        if words[0] in WITHOUT_SUBCOMMANDS:
             words = words[:1]
         result = CliRunner().invoke(main, [*words, "--help"])
         assert result.exit_code == 0, f"loraplex {command}: {result.output}"

@@ -169,7 +169,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     def _collect_debts(self):
         self._tick()
-        while (digest := self.gate.overdue_victim()) is not None:
+        while (digest := self.gate.due_victim()) is not None:
             victims = self.lifecycle.running.of_adapter(digest)
             assert victims, "a victim that nobody runs keeps its slot"
             for sequence in victims:

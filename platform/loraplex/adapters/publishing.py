@@ -24,7 +24,7 @@ def check_serves_adapters(services: Services) -> None:
     if services.backends.engine.info.max_loras == 0:
         raise ApiError(
             409,
-            "adapters_not_served",
+            "adapters_disabled",
             "this service serves the base model only: it was started with `--max-loras 0`",
         )
 

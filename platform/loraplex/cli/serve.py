@@ -30,6 +30,10 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--max-lora-rank", type=click.IntRange(1, 512), default=64, show_default=True,
               help="Larger adapters are refused at upload.")  # fmt: skip
 @click.option("--max-cpu-loras", type=click.IntRange(1), help="Adapters kept in host memory.")
+@click.option("--cpu-lora-bytes", type=click.IntRange(1),
+              help="Their bytes; default: a tenth of the machine's memory.")  # fmt: skip
+@click.option("--disk-lora-bytes", type=click.IntRange(1), default=20 * 2**30,
+              help="Bytes of adapters in the engine's cache on disk; default: 20 GiB.")  # fmt: skip
 @click.option("--warm-up-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
               envvar="LORAPLEX_WARM_UP_SECONDS",
               help="How long a new engine may load adapters before it is ready.")  # fmt: skip
@@ -65,6 +69,8 @@ from loraplex.supervisor.data_dir import default_data_dir
               help="An API process that stands still for so long is started anew.")  # fmt: skip
 @click.option("--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
               help="What running requests get after SIGTERM.")  # fmt: skip
+@click.option("--hang-seconds", type=click.FloatRange(5), default=120.0, show_default=True,
+              help="An engine whose step takes longer is started anew.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="LORAPLEX_METRICS_PORT",
               help="Also serve /metrics on 127.0.0.1 at this port, without a key; of further API "
               "processes at the ports after it.")  # fmt: skip
@@ -90,11 +96,12 @@ from loraplex.supervisor.data_dir import default_data_dir
 def serve(
     model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
     host: str, port: int, data_dir: Path,
-    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, warm_up_seconds: float,
+    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, cpu_lora_bytes: int | None,
+    disk_lora_bytes: int, warm_up_seconds: float,
     max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
     max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
     dtype: str, quantization: str | None, kv_cache_dtype: str, no_prefix_cache: bool, workers: int,
-    api_silence_seconds: float, drain_seconds: float, metrics_port: int | None,
+    api_silence_seconds: float, drain_seconds: float, hang_seconds: float, metrics_port: int | None,
     metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, threads: int | None,
     device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
     decode_ladder: bool | None,
@@ -126,6 +133,8 @@ def serve(
             "max_loras": max_loras,
             "max_lora_rank": max_lora_rank,
             "max_cpu_loras": max_cpu_loras,
+            "cpu_lora_bytes": cpu_lora_bytes,
+            "disk_lora_bytes": disk_lora_bytes,
             "warm_up_seconds": warm_up_seconds,
             "max_queued_per_tenant": max_queued_per_tenant,
             "max_queued_per_adapter": max_queued_per_adapter,
@@ -140,6 +149,7 @@ def serve(
             "async_scheduling": async_scheduling,
             "decode_ladder": decode_ladder,
             "drain_seconds": drain_seconds,
+            "hang_seconds": hang_seconds,
             "metrics_adapters": metrics_adapters,
             "slo_ttft_ms": slo_ttft_ms,
             "slo_tpot_ms": slo_tpot_ms,

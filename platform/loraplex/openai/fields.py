@@ -2,8 +2,8 @@
 
 Fields that nobody here knows are ignored, as OpenAI's own clients expect of a server; so are
 `store`, `metadata`, `service_tier`, `prediction`, `safety_identifier` and their like, which do not
-change the answer. A field that would change it,
-and that is not supported, is refused unless its value says what we do anyway.
+change the answer. A field that would change it, and that is not supported, is refused unless its
+value says what we do anyway.
 """
 
 from collections.abc import Mapping

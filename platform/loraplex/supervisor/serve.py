@@ -210,6 +210,7 @@ def _settings(
         usage_dir=str(data.usage),
         engine_socket=engine_socket,
         model_dir=str(model_dir),
+        metrics_fd=None,
     )
     check_admin_key(settings.auth.admin_key)
     cors_config(settings.cors)
