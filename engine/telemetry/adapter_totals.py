@@ -38,12 +38,15 @@ def new_totals(tenant: str, adapter: str | None) -> AdapterTotals:
 
 
 def is_good(record: RequestRecord, objective: Objective) -> bool:
-    """Whether a request came to its end as promised; one token has no time between tokens."""
+    """Whether a request counts for goodput: it ended by itself, within both parts of the objective.
+
+    One token has no time between tokens.
+    """
     if record.finish_reason not in ("stop", "length") or record.ttft is None:
         return False
     per_token = record.seconds_per_token
-    is_steady = per_token is None or per_token < objective.seconds_per_token
-    return record.ttft < objective.ttft and is_steady
+    is_steady = per_token is None or per_token <= objective.seconds_per_token
+    return record.ttft <= objective.ttft and is_steady
 
 
 def add_request(totals: AdapterTotals, record: RequestRecord, objective: Objective) -> None:

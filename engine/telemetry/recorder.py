@@ -192,10 +192,6 @@ class Recorder:
 
     # -- readers
 
-    def labels_of(self, digest: str) -> tuple[AdapterOwner, ...]:
-        """Who asked for an adapter lately."""
-        return self._owners.of(digest)
-
     def telemetry(self, question: GetTelemetry, generation: int) -> Telemetry:
         """What is new to a reader."""
         self._offset = self._wall_clock() - self._clock()

@@ -1,7 +1,5 @@
 """`/v1/usage` and `/admin/usage`: what was used, summed, as JSON or CSV."""
 
-import csv
-import io
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -15,6 +13,7 @@ from litestar.params import QueryParameter
 
 from adapter_store.registry.records import TenantInfo, UsageGroup, UsageTotals
 from loraplex.auth import requires_admin, requires_tenant_scope
+from loraplex.dashboard import tables
 from loraplex.errors import InvalidRequest
 from loraplex.openapi import OpenAIError, Problem, errors, operation
 from loraplex.services import Services
@@ -23,8 +22,6 @@ MAX_ROWS = 50_000
 """Of one reply."""
 _DAY = timedelta(days=1)
 _GROUPS = ("tenant", "adapter", "hour", "day")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would compute."""
 
 Since = Annotated[
     datetime | None,
@@ -152,17 +149,8 @@ async def _report(
 
 def to_csv(rows: Sequence[UsageRow]) -> str:
     """A table with a heading; no cell is a formula to a spreadsheet."""
-    table = io.StringIO()
-    writer = csv.writer(table)
-    writer.writerow(UsageRow.__struct_fields__)
-    for row in rows:
-        writer.writerow([_cell(value) for value in msgspec.structs.astuple(row)])
-    return table.getvalue()
-
-
-def _cell(value: object) -> str:
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    cells = [msgspec.structs.astuple(row) for row in rows]
+    return tables.to_csv(tables.Table(UsageRow.__struct_fields__, cells))
 
 
 def _groups(text: str) -> Collection[UsageGroup]:

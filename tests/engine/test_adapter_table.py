@@ -40,9 +40,9 @@ def named(table: AdapterTable) -> list[tuple[str, str | None]]:
 
 
 def test_a_request_is_good_within_both_parts_of_the_objective_only():
-    assert is_good(record("t", "a"), OBJECTIVE)
-    assert not is_good(record("t", "a", ttft=0.5), OBJECTIVE)
-    assert not is_good(record("t", "a", decode_seconds=0.8), OBJECTIVE)
+    assert is_good(record("t", "a", ttft=0.5, decode_seconds=0.8), OBJECTIVE), "just within"
+    assert not is_good(record("t", "a", ttft=0.501), OBJECTIVE)
+    assert not is_good(record("t", "a", decode_seconds=0.801), OBJECTIVE)
     assert not is_good(record("t", "a", finish_reasons=("abort",)), OBJECTIVE)
     assert not is_good(record("t", "a", ttft=None), OBJECTIVE)
     one_token = record("t", "a", output_tokens=1, decode_seconds=0.0)

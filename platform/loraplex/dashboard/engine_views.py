@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from engine.messages import WaitCause
 from loraplex.dashboard.views import PercentileColumns, Window
 
 
@@ -54,7 +55,7 @@ class Wait(Struct, frozen=True):
     tenant: str
     adapter: str
     version: int | None
-    cause: Literal["quota", "load", "slot", "kv", "budget", "turn"]
+    cause: WaitCause
     waiting: int
     running: int
     oldest_seconds: float

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.messages import EngineInfo, EngineStats, TenantLoad
+from engine.telemetry.adapter_totals import is_good
 from engine.telemetry.records import Objective, RequestRecord, StepRecord, Telemetry
 from loraplex.dashboard.views import EngineNow, Live, Percentiles
 from loraplex.recorder.sketch import Sketch
-from loraplex.recorder.traffic import is_good
 
 SECONDS = 10.0
 MAX_STEPS = 480

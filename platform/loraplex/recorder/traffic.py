@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from adapter_store.model_ref import BASE_NAME
+from engine.telemetry.adapter_totals import is_good
 from engine.telemetry.labels import name_of, version_of
 from engine.telemetry.records import Objective, RequestRecord
+from engine.wait_causes import CAUSES
 from loraplex.recorder.sketch import Sketch, merge_packed, pack_all
 
-CAUSES = ("quota", "load", "slot", "kv", "budget", "turn")
 FINISHES = ("stop", "length", "abort", "timeout", "error")
 COUNTS = (
     "requests", "good", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions",
@@ -155,16 +156,6 @@ class Traffic:
 
     def _observe(self, name: str, seconds: float) -> None:
         self.sketches.setdefault(name, Sketch()).add(max(seconds, 0.0))
-
-
-def is_good(record: RequestRecord, objective: Objective) -> bool:
-    """Whether a request counts for goodput: it ended by itself, within both targets."""
-    if record.finish_reason not in ("stop", "length") or record.ttft is None:
-        return False
-    per_token = record.seconds_per_token
-    return record.ttft <= objective.ttft and (
-        per_token is None or per_token <= objective.seconds_per_token
-    )
 
 
 def sum_of(parts: Iterable[Traffic]) -> Traffic:
