@@ -6,27 +6,17 @@ the disk. So a folder that is there is complete, whatever process crashed before
 
 import errno
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapter_store.digest import hash_files
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files, is_digest
 from adapter_store.errors import AdapterFormatError, BlobCorrupt, BlobError
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
 _ATTEMPTS = 5
-
-
-def is_digest(text: str) -> bool:
-    """Whether `text` is 64 lower-case hex digits, the only thing that may become a path."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def checked(digest: str) -> str:
@@ -119,6 +109,13 @@ def remove(folder: Path, scratch: Path) -> None:
         except FileNotFoundError:
             return
     sync_folder(folder.parent)
+
+
+def clear_staged(root: Path) -> None:
+    """Delete what killed processes left half-made in `root`, which no process may use meanwhile."""
+    for pattern in (".placing-*", ".removing-*"):
+        for left in root.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def set_aside(folder: Path, graveyard: Path) -> None:

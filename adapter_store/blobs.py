@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from adapter_store import blob_folder
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, is_digest
 from adapter_store.digest_locks import DigestLocks
 from adapter_store.errors import BlobCorrupt, BlobError, BlobMissing
 
@@ -137,8 +138,8 @@ class LocalBlobStore:
         into.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
             try:
-                config = (folder / blob_folder.CONFIG_FILE).read_bytes()
-                weights = folder / blob_folder.WEIGHTS_FILE
+                config = (folder / CONFIG_FILE).read_bytes()
+                weights = folder / WEIGHTS_FILE
                 blob_folder.place(digest, config, weights, into, into.parent, is_durable=False)
                 return
             except (BlobCorrupt, FileNotFoundError):
@@ -152,7 +153,7 @@ class LocalBlobStore:
 
     def _folders(self) -> Iterator[Path]:
         for folder in self._root.glob("[0-9a-f][0-9a-f]/*"):
-            if blob_folder.is_digest(folder.name):
+            if is_digest(folder.name):
                 yield folder
 
     def _clear(self, latest: float, dry_run: bool) -> int:

@@ -20,8 +20,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from adapter_store import blob_folder
-from adapter_store.blob_folder import CONFIG_FILE, WEIGHTS_FILE
-from adapter_store.digest import AdapterHasher
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, AdapterHasher, is_digest
 from adapter_store.digest_locks import DigestLocks
 from adapter_store.errors import AdapterFormatError, BlobCorrupt, BlobError, BlobMissing
 from adapter_store.peft_config import MAX_CONFIG_BYTES, PeftConfig, parse_config
@@ -165,7 +164,7 @@ class S3BlobStore:
         found: dict[str, dict[str, datetime]] = {}
         for path, modified in await self._objects():
             parts = path.split("/")
-            if len(parts) == 3 and blob_folder.is_digest(parts[1]) and parts[0] == parts[1][:2]:
+            if len(parts) == 3 and is_digest(parts[1]) and parts[0] == parts[1][:2]:
                 found.setdefault(parts[1], {})[parts[2]] = modified
         return found
 

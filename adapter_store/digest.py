@@ -1,13 +1,24 @@
 """The digest of an adapter: its identity in slots, caches and blobs."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig, parse_config
 
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+"""The two files of an adapter, as PEFT saves them and wherever they lie by digest."""
+
 _VERSION = b"loraplex-1"
 _CHUNK_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is 64 lower-case hex digits: the only thing that may become a path."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def hash_files(config: bytes, weights: Path) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adapter_store.digest import hash_files
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
 from engine.adapter_source import AdapterEvent, AdapterReady, Runner
-from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE
 from engine.build_runner import BuiltRunner
 from engine.config import SchedulerConfig
 from engine.core import EngineCore

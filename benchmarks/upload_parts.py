@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from adapter_store.blob_folder import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.blobs import LocalBlobStore
-from adapter_store.digest import hash_files
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
 from adapter_store.peft_format import inspect_adapter
 from benchmarks.serving.figures import markdown, percentile
 from engine.build_runner import build_runner

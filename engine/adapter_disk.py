@@ -7,7 +7,6 @@ half an adapter.
 
 import contextlib
 import os
-import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Container
@@ -15,14 +14,10 @@ from pathlib import Path
 
 import structlog
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, is_digest
+
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 _TRASH_PREFIX = ".evicted-"
-
-
-def is_digest(name: str) -> bool:
-    """Whether a name is an adapter digest: 64 lower-case hex digits, so never a path."""
-    return _DIGEST.fullmatch(name) is not None
 
 
 class AdapterDisk:

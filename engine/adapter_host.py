@@ -20,7 +20,8 @@ from pathlib import Path
 
 import structlog
 
-from engine.adapter_disk import AdapterDisk, is_digest
+from adapter_store.digest import is_digest
+from engine.adapter_disk import AdapterDisk
 from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
 from engine.host_memory import HostEntry, HostMemory, HostState, HostWeights
 

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_format import Binding, InspectedAdapter, inspect_adapter
 from engine.base_weights import adapted_row_norms, read_base_bias
@@ -28,9 +29,6 @@ from engine.quantization.scheme import Scheme
 from lora_kernels import ColumnAffine, EmbeddingLora, LoraSlice
 from lora_kernels.cpu_kernels import TORCH_KERNELS
 from lora_kernels.device_kernels import Kernels, Weights
-
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

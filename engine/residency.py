@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from engine.adapter_disk import is_digest
+from adapter_store.digest import is_digest
 from engine.adapter_host import AdapterHost
 from engine.core import EngineCore
 

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import zmq
 
-from engine.adapter_disk import is_digest
+from adapter_store.digest import is_digest
 from engine.client_socket import ClientSocket
 from engine.core import ClientOutput
 from engine.errors import RequestRefused

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapter_store.blob_folder import CONFIG_FILE, WEIGHTS_FILE
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import SourceError
 from adapter_store.peft_config import MAX_CONFIG_BYTES
 from adapter_store.references.addresses import Resolver, system_resolver

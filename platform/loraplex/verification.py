@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from adapter_store.base_model import EMBEDDING, read_base_model
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.peft_format import inspect_adapter
-from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE, AdapterWeights
+from engine.adapter_weights import AdapterWeights
 from engine.build_runner import BuiltRunner, build_runner
 from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
 from engine.models.decoder_config import read_decoder_config

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.adapter_weights import CONFIG_FILE, WEIGHTS_FILE, load_adapter
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
+from engine.adapter_weights import load_adapter
 from engine.errors import AdapterUnavailable
 from tests.support.model_lab import ModelLab, digest_of
 

@@ -10,13 +10,13 @@ import click
 import httpx
 from rich.progress import Progress, TaskID
 
-_WEIGHTS = "adapter_model.safetensors"
-_CONFIG = "adapter_config.json"
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
+
 _PUSH_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
 """The service inspects large uploads one after the other."""
 
 
-class ApiError(click.ClickException):
+class CallFailed(click.ClickException):
     """The service said no, or did not answer. `code` is its reason code, where it gave one."""
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
@@ -31,12 +31,12 @@ def segment(name: str) -> str:
 
 
 class ApiClient:
-    """A context manager around one HTTP connection pool. Every method raises `ApiError`."""
+    """A context manager around one HTTP connection pool. Every method raises `CallFailed`."""
 
     def __init__(self, url: str, key: str, *, timeout: float = 60.0) -> None:
         self._url = url.rstrip("/")
         if not key.isascii() or not key.isprintable():
-            raise ApiError("the API key has characters that no key has")
+            raise CallFailed("the API key has characters that no key has")
         try:
             self._http = httpx.Client(
                 base_url=self._url,
@@ -44,7 +44,7 @@ class ApiClient:
                 timeout=httpx.Timeout(timeout, connect=5.0),
             )
         except httpx.InvalidURL as error:
-            raise ApiError(f"--url {url} is no URL: {error}") from None
+            raise CallFailed(f"--url {url} is no URL: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +63,7 @@ class ApiClient:
         try:
             return response.json() if response.content else None
         except ValueError:
-            raise ApiError(f"what answers at {self._url} is not Loraplex; see --url") from None
+            raise CallFailed(f"what answers at {self._url} is not Loraplex; see --url") from None
 
     def text(self, method: str, path: str, **kwargs: Any) -> str:
         """Send one request and return the reply as it came."""
@@ -74,7 +74,7 @@ class ApiClient:
             response = self._http.request(method, path, **kwargs)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
-            raise ApiError(f"no answer from {self._url}: {reason}") from None
+            raise CallFailed(f"no answer from {self._url}: {reason}") from None
         if not response.is_success:
             raise _error_of(response)
         return response
@@ -104,14 +104,14 @@ class ApiClient:
         `serving` are the parts that say how the version is served, such as `chat_template`.
         """
         if source.is_dir():
-            paths = {"config": source / _CONFIG, "weights": source / _WEIGHTS}
+            paths = {"config": source / CONFIG_FILE, "weights": source / WEIGHTS_FILE}
             for path in paths.values():
                 if not path.is_file():
-                    raise ApiError(f"{source} is no PEFT adapter: it has no {path.name}")
+                    raise CallFailed(f"{source} is no PEFT adapter: it has no {path.name}")
         elif source.suffix == ".zip":
             paths = {"archive": source}
         else:
-            raise ApiError(f"{source} is neither a folder nor a .zip file")
+            raise CallFailed(f"{source} is neither a folder nor a .zip file")
         total = sum(path.stat().st_size for path in paths.values())
         task = progress.add_task(f"Uploading {name}", total=total) if progress else None
         opened: dict[str, IO[bytes]] = {}
@@ -125,7 +125,7 @@ class ApiClient:
             data = {"name": name, "publish": "true" if publish else "false", **(serving or {})}
             return self.call("POST", "/v1/adapters", data=data, files=files, timeout=_PUSH_TIMEOUT)
         except OSError as error:
-            raise ApiError(f"{source} cannot be read: {error.strerror}") from None
+            raise CallFailed(f"{source} cannot be read: {error.strerror}") from None
         finally:
             for file in opened.values():
                 file.close()
@@ -159,7 +159,7 @@ class _Watched:
             yield chunk
 
 
-def _error_of(response: httpx.Response) -> ApiError:
+def _error_of(response: httpx.Response) -> CallFailed:
     """Read either error shape: OpenAI's under /v1, RFC 9457 elsewhere."""
     try:
         body: dict[str, Any] = response.json()
@@ -172,4 +172,4 @@ def _error_of(response: httpx.Response) -> ApiError:
     message = (
         f"{text or response.reason_phrase} ({response.status_code}{f', {code}' if code else ''})"
     )
-    return ApiError(message, status=response.status_code, code=code)
+    return CallFailed(message, status=response.status_code, code=code)

@@ -42,7 +42,7 @@ def run_demo(
 ) -> bool:
     """Run the demo; returns whether every answer came and looked as it should.
 
-    Raises `DemoError`, `WeightsError`, `ExamplesError` or `ApiError`.
+    Raises `DemoError`, `WeightsError`, `ExamplesError` or `CallFailed`.
     """
     folder = find_examples(examples)
     adapters, questions = load_adapters(folder), load_questions(folder).demo
