@@ -24,6 +24,33 @@ def test_a_hundred_first_requests_to_a_cold_adapter_are_one_load_and_others_go_o
     engine.assert_at_rest()
 
 
+def test_while_twenty_adapters_load_a_base_stream_has_a_token_in_every_step():
+    engine = MemoryEngine(
+        source=FakeSource(auto=False), max_loras=4, max_num_seqs=32, num_kv_blocks=400
+    )
+    base, slow = 500, "a7"
+    engine.add(request(base, [3], tenant="base", max_tokens=90))
+    for number in range(20):
+        engine.add(request(number, [1, 2], adapter=f"a{number}", tenant=f"t{number}"))
+    assert len(engine.source.pending) == 20, "all are fetched at once"
+    loaded: set[str] = set()
+    while not engine.is_over(("c", base)):
+        if ready := next((digest for digest in engine.source.pending if digest != slow), None):
+            engine.source.deliver(ready)
+        engine.step()
+        loaded |= set(engine.runner.slots.values())
+        assert engine.core.stats().steps == len(engine.outputs["c", base]), "no step without it"
+    assert loaded == {f"a{number}" for number in range(20)} - {slow}
+    for number in range(20):
+        assert engine.is_over(("c", number)) is (f"a{number}" != slow)
+    engine.source.deliver(slow)
+    engine.step()
+    engine.run()
+    for number in (*range(20), base):
+        engine.assert_as_alone(number)
+    engine.assert_at_rest()
+
+
 def test_a_failed_fetch_ends_only_that_adapters_requests_and_can_be_tried_again():
     engine = MemoryEngine(source=FakeSource(auto=False))
     engine.add(request(1, [1], adapter="bad", n=2))
