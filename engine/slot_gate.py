@@ -32,9 +32,9 @@ from engine.waiting import Waiting
 
 IDLE_LOADS = 3
 """How often slots go round while half of the seats are free, in times that a load takes (on a CPU:
-a step). Simulated on 8 slots, at half of the rate that saturates all resident, the p99 time to first
-token over that with all resident is 3.2 for 16 adapters and 4.2 for 64 by Zipf's law, over eight
-seeds; 3.4 and 5.3 with 4, 7.5 and 9.9 if slots never go round."""
+a step). Simulated on 8 slots, at half of the rate that saturates all resident, the p99 time to a
+first token over that with all resident is 3.2 for 16 adapters and 4.2 for 64 by Zipf's law, over
+eight seeds; 3.4 and 5.3 with 4, 7.5 and 9.9 if slots never go round."""
 
 STINT_LOADS = 8
 """Tokens that every sequence of a victim draws before its slot goes round, for each step that a

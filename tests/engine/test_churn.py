@@ -4,6 +4,7 @@ A small model on a CPU: 20 ms a step, 1 ms a row, 0.6 ms a prompt token; 30 ms t
 """
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -16,8 +17,10 @@ from engine.simulation.record import SimulationReport, percentile
 NUM_REQUESTS, NUM_TENANTS, NUM_SLOTS = 600, 4, 8
 
 
-def _run(rate: float | None, num_adapters: int, zipf: float, *, num_slots: int) -> SimulationReport:
-    rng = random.Random(2)
+def _run(
+    rate: float | None, num_adapters: int, zipf: float, *, num_slots: int, seed: int = 2
+) -> SimulationReport:
+    rng = random.Random(seed)
     simulation = Simulation(
         SchedulerConfig(num_kv_blocks=1024, max_loras=num_slots), max_cpu_loras=64
     )
@@ -51,16 +54,25 @@ def test_at_saturation_slots_that_go_round_do_not_cost_what_they_are_to_save(zip
     assert churning.num_installs < NUM_REQUESTS / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_adapters", "zipf", "bar"), [(16, 0.0, 4.0), (64, 1.0, 8.0)])
 def test_at_half_load_churn_costs_a_bounded_wait_and_running_streams_hardly_notice(
     num_adapters, zipf, bar
 ):
+    """Over eight seeds: how many adapters are asked for at once differs from one to the next."""
     saturated = _run(None, num_adapters, zipf, num_slots=num_adapters)
     rate = NUM_REQUESTS / saturated.seconds / 2
-    resident = _run(rate, num_adapters, zipf, num_slots=num_adapters)
-    churning = _run(rate, num_adapters, zipf, num_slots=NUM_SLOTS)
-    assert churning.num_installs > 10 * NUM_SLOTS, "adapters come and go"
-    waits, bars = (percentile(report.first_token_seconds(), 99) for report in (churning, resident))
-    assert waits <= bar * bars
-    gaps, resident_gaps = (percentile(report.gap_seconds(), 99) for report in (churning, resident))
-    assert gaps <= 1.2 * resident_gaps
+
+    def run(num_slots: int) -> list[SimulationReport]:
+        return [_run(rate, num_adapters, zipf, num_slots=num_slots, seed=seed) for seed in range(8)]
+
+    def p99(
+        reports: list[SimulationReport], of: Callable[[SimulationReport], list[float]]
+    ) -> float:
+        return percentile([value for report in reports for value in of(report)], 99)
+
+    resident, churning = run(num_adapters), run(NUM_SLOTS)
+    assert all(report.num_installs > 10 * NUM_SLOTS for report in churning), "adapters come and go"
+    waits, gaps = SimulationReport.first_token_seconds, SimulationReport.gap_seconds
+    assert p99(churning, waits) <= bar * p99(resident, waits)
+    assert p99(churning, gaps) <= 1.2 * p99(resident, gaps)
