@@ -20,6 +20,16 @@ class Seen:
     pages: int = 0
     page_bytes: int = 0
     errors: list[str] = field(default_factory=list[str])
+    watchers: int = 0
+    """How many have seen something."""
+    ready: threading.Event = field(default_factory=threading.Event)
+    """Set once all have, or one has failed."""
+
+    def begun(self) -> None:
+        """One more watcher has seen something."""
+        self.watchers += 1
+        if self.watchers == NUM_READERS + 1:
+            self.ready.set()
 
 
 @contextlib.contextmanager
@@ -44,7 +54,10 @@ async def _watch(url: str, key: str, seen: Seen, stop: threading.Event) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False) as http:
         tasks = [asyncio.create_task(_read_events(http, key, seen)) for _ in range(NUM_READERS)]
         tasks.append(asyncio.create_task(_scrape(http, key, seen)))
-        await asyncio.to_thread(stop.wait)
+        waiting = asyncio.create_task(asyncio.to_thread(stop.wait))
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        seen.ready.set()
+        await waiting
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -58,8 +71,13 @@ async def _read_events(http: httpx.AsyncClient, key: str, seen: Seen) -> None:
     login.raise_for_status()
     async with http.stream("GET", "/dashboard/api/events", timeout=None) as stream:
         stream.raise_for_status()
+        events = 0
         async for line in stream.aiter_lines():
-            seen.events += line.startswith("data:")
+            if line.startswith("data:"):
+                events += 1
+                seen.events += 1
+                if events == 1:
+                    seen.begun()
 
 
 async def _scrape(http: httpx.AsyncClient, key: str, seen: Seen) -> None:
@@ -67,5 +85,7 @@ async def _scrape(http: httpx.AsyncClient, key: str, seen: Seen) -> None:
         page = await http.get("/metrics", headers={"authorization": f"Bearer {key}"})
         page.raise_for_status()
         seen.pages += 1
+        if seen.pages == 1:
+            seen.begun()
         seen.page_bytes = len(page.content)
         await asyncio.sleep(SCRAPE_SECONDS)
