@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import MAX_CONFIG_BYTES
 from adapter_store.safetensors_header import shown
 from adapter_store.zip_layout import MAX_MEMBERS, check_members, read_end
 
-CONFIG_NAME = "adapter_config.json"
-WEIGHTS_NAME = "adapter_model.safetensors"
 _PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 MAX_NAME_LENGTH = 255
@@ -57,7 +56,7 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
     The files lie at the root of the archive or in one folder of it. `max_bytes` caps the two files
     together, unpacked. Raises AdapterFormatError, and then leaves nothing behind in `into`.
     """
-    extracted = ExtractedAdapter(into / CONFIG_NAME, into / WEIGHTS_NAME)
+    extracted = ExtractedAdapter(into / CONFIG_FILE, into / WEIGHTS_FILE)
     try:
         with archive.open("rb") as file:
             end = read_end(file)
@@ -93,11 +92,11 @@ def _find_members(
         if folded in seen:
             raise _unsafe(member, "names the same file as another member")
         seen.add(folded)
-    config = _only_one(members, CONFIG_NAME)
-    weights = _only_one(members, WEIGHTS_NAME)
+    config = _only_one(members, CONFIG_FILE)
+    weights = _only_one(members, WEIGHTS_FILE)
     if _folder(config) != _folder(weights):
         raise AdapterFormatError(
-            "ambiguous_archive", f"{CONFIG_NAME} and {WEIGHTS_NAME} are not in one folder"
+            "ambiguous_archive", f"{CONFIG_FILE} and {WEIGHTS_FILE} are not in one folder"
         )
     return config, weights
 
@@ -121,7 +120,7 @@ def _only_one(members: Sequence[zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
     found = [member for member in members if _file_name(member) == name]
     if not found:
         pickles = [m.orig_filename for m in members if _file_name(m) in _PICKLE_NAMES]
-        if name == WEIGHTS_NAME and pickles:
+        if name == WEIGHTS_FILE and pickles:
             raise AdapterFormatError(
                 "not_safetensors",
                 f"the archive has only {shown(pickles[0])}; pickles are not opened, save the "

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 
 MANIFEST_NAME = "manifest.json"
 _CHUNK_BYTES = 1 << 20
@@ -44,10 +44,10 @@ def archive_chunks(
     """The zip in pieces of about 1 MiB; `weights` is read on the way and closed at the end."""
     sink = _Sink()
     with weights, zipfile.ZipFile(sink, "w") as archive:
-        for name, content in ((MANIFEST_NAME, manifest), (CONFIG_NAME, config)):
+        for name, content in ((MANIFEST_NAME, manifest), (CONFIG_FILE, config)):
             archive.writestr(_member(name), content)
         is_large = num_weights_bytes >= _ZIP64_BYTES
-        with archive.open(_member(WEIGHTS_NAME), "w", force_zip64=is_large) as member:
+        with archive.open(_member(WEIGHTS_FILE), "w", force_zip64=is_large) as member:
             while chunk := weights.read(_CHUNK_BYTES):
                 member.write(chunk)
                 yield sink.take()

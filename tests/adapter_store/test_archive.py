@@ -12,7 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME, extract_adapter
+from adapter_store.archive import extract_adapter
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 from adapter_store.zip_layout import MAX_MEMBERS
 
@@ -26,8 +27,8 @@ Fill = Callable[[zipfile.ZipFile], None]
 def make_zip(path: Path, fill: Fill, *, files: bool = True, folder: str = "") -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         if files:
-            archive.writestr(folder + CONFIG_NAME, CONFIG)
-            archive.writestr(folder + WEIGHTS_NAME, WEIGHTS)
+            archive.writestr(folder + CONFIG_FILE, CONFIG)
+            archive.writestr(folder + WEIGHTS_FILE, WEIGHTS)
         fill(archive)
     return path
 
@@ -58,7 +59,7 @@ def test_the_two_files_come_out_as_they_went_in(folder: str, tmp_path: Path) -> 
     def harmless(archive: zipfile.ZipFile) -> None:
         archive.writestr(f"{folder}README.md", "hello")
         archive.writestr(f"{folder}tokenizer.json", "{}")
-        archive.writestr(f"__MACOSX/{folder}._{CONFIG_NAME}", "x")
+        archive.writestr(f"__MACOSX/{folder}._{CONFIG_FILE}", "x")
         archive.writestr(f"{folder}adapter_model.bin", "never opened")
         archive.writestr(f"{folder}runs/1/events", "x")
 
@@ -68,7 +69,7 @@ def test_the_two_files_come_out_as_they_went_in(folder: str, tmp_path: Path) -> 
     extracted = extract_adapter(archive, into, max_bytes=MAX_BYTES)
     assert extracted.config.read_bytes() == CONFIG
     assert extracted.weights.read_bytes() == WEIGHTS
-    assert {path.name for path in into.iterdir()} == {CONFIG_NAME, WEIGHTS_NAME}
+    assert {path.name for path in into.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ def test_the_two_files_come_out_as_they_went_in(folder: str, tmp_path: Path) -> 
         "a\nb",
         "a\u202eb",
         "n" * 300,
-        CONFIG_NAME,
-        CONFIG_NAME.upper(),
+        CONFIG_FILE,
+        CONFIG_FILE.upper(),
         "adapter_model.safetensor\u017f",
         "ADAPTER_model.safetensors",
-        f"{WEIGHTS_NAME}/",
+        f"{WEIGHTS_FILE}/",
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -119,18 +120,18 @@ def _mark_utf8(content: bytes, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK])
-@pytest.mark.parametrize("name", ["link", WEIGHTS_NAME])
+@pytest.mark.parametrize("name", ["link", WEIGHTS_FILE])
 def test_links_and_devices_are_refused(kind: int, name: str, tmp_path: Path) -> None:
     info = zipfile.ZipInfo(name)
     info.external_attr = (kind | 0o777) << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(CONFIG_NAME, CONFIG)
+        archive.writestr(CONFIG_FILE, CONFIG)
         archive.writestr(info, "/etc/passwd")
     error = refusal(tmp_path / "a.zip")
     assert (error.code, error.field) == ("unsafe_member", name)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS_NAME, "other"])
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, "other"])
 def test_encrypted_members_are_refused(name: str, tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "a.zip", writing("other"))
     data = bytearray(archive.read_bytes())
@@ -146,19 +147,19 @@ def test_encrypted_members_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_a_thousandfold_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     bomb = bytes(40_000_000)
-    archive = make_zip(tmp_path / "a.zip", writing(WEIGHTS_NAME, bomb), files=False)
+    archive = make_zip(tmp_path / "a.zip", writing(WEIGHTS_FILE, bomb), files=False)
     with zipfile.ZipFile(archive, "a") as more:
-        more.writestr(CONFIG_NAME, CONFIG)
+        more.writestr(CONFIG_FILE, CONFIG)
     assert archive.stat().st_size * 500 < len(bomb)
     error = refusal(archive)
-    assert (error.code, error.field) == ("zip_bomb", WEIGHTS_NAME)
+    assert (error.code, error.field) == ("zip_bomb", WEIGHTS_FILE)
 
 
 def test_a_nested_bomb_is_not_looked_into(tmp_path: Path) -> None:
     inner = io.BytesIO()
     with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(WEIGHTS_NAME, bytes(40_000_000))
-        archive.writestr(CONFIG_NAME, CONFIG)
+        archive.writestr(WEIGHTS_FILE, bytes(40_000_000))
+        archive.writestr(CONFIG_FILE, CONFIG)
     outer = make_zip(tmp_path / "a.zip", writing("inner.zip", inner.getvalue()), files=False)
     assert refusal(outer).code == "missing_member"
 
@@ -167,8 +168,8 @@ def test_memory_stays_flat_while_a_large_member_is_unpacked(tmp_path: Path) -> N
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8, generator=generator)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr(CONFIG_NAME, CONFIG)
-        with archive.open(WEIGHTS_NAME, "w") as member:
+        archive.writestr(CONFIG_FILE, CONFIG)
+        with archive.open(WEIGHTS_FILE, "w") as member:
             for _ in range(40):
                 member.write(noise.numpy().tobytes())
     into = tmp_path / "into"
@@ -179,14 +180,14 @@ def test_memory_stays_flat_while_a_large_member_is_unpacked(tmp_path: Path) -> N
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (into / WEIGHTS_NAME).stat().st_size == 40 << 20
+    assert (into / WEIGHTS_FILE).stat().st_size == 40 << 20
     assert peak < 8 << 20
 
 
 def test_files_over_the_cap_are_refused(tmp_path: Path) -> None:
     archive = make_zip(tmp_path / "a.zip", nothing)
     error = refusal(archive, max_bytes=len(WEIGHTS) + len(CONFIG) - 1)
-    assert (error.code, error.field) == ("archive_too_large", WEIGHTS_NAME)
+    assert (error.code, error.field) == ("archive_too_large", WEIGHTS_FILE)
     (tmp_path / "exact").mkdir()
     extract_adapter(archive, tmp_path / "exact", max_bytes=len(WEIGHTS) + len(CONFIG))
 
@@ -242,14 +243,14 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_other_compressions_are_refused(method: int, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
-        archive.writestr(CONFIG_NAME, CONFIG)
-        archive.writestr(WEIGHTS_NAME, WEIGHTS)
+        archive.writestr(CONFIG_FILE, CONFIG)
+        archive.writestr(WEIGHTS_FILE, WEIGHTS)
     assert refusal(tmp_path / "a.zip").code == "unsupported_archive"
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
     def fill(archive: zipfile.ZipFile) -> None:
-        archive.writestr(CONFIG_NAME, CONFIG)
+        archive.writestr(CONFIG_FILE, CONFIG)
         archive.writestr("adapter_model.bin", b"\x80\x04")
 
     error = refusal(make_zip(tmp_path / "a.zip", fill, files=False))
@@ -260,12 +261,12 @@ def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
     ("members", "code"),
     [
         ([], "missing_member"),
-        ([CONFIG_NAME], "missing_member"),
-        ([WEIGHTS_NAME], "missing_member"),
-        ([f"a/b/{CONFIG_NAME}", f"a/b/{WEIGHTS_NAME}"], "missing_member"),
-        ([f"a/{CONFIG_NAME}", WEIGHTS_NAME], "ambiguous_archive"),
-        ([f"a/{CONFIG_NAME}", f"b/{WEIGHTS_NAME}"], "ambiguous_archive"),
-        ([CONFIG_NAME, WEIGHTS_NAME, f"checkpoint-1/{CONFIG_NAME}"], "ambiguous_archive"),
+        ([CONFIG_FILE], "missing_member"),
+        ([WEIGHTS_FILE], "missing_member"),
+        ([f"a/b/{CONFIG_FILE}", f"a/b/{WEIGHTS_FILE}"], "missing_member"),
+        ([f"a/{CONFIG_FILE}", WEIGHTS_FILE], "ambiguous_archive"),
+        ([f"a/{CONFIG_FILE}", f"b/{WEIGHTS_FILE}"], "ambiguous_archive"),
+        ([CONFIG_FILE, WEIGHTS_FILE, f"checkpoint-1/{CONFIG_FILE}"], "ambiguous_archive"),
     ],
 )
 def test_the_two_files_must_lie_together_and_once(

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME, extract_adapter
+from adapter_store.archive import extract_adapter
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 
 CONFIG = b'{"peft_type": "LORA"}'
@@ -32,8 +33,8 @@ def bytes_of(fill: Fill, *, files: bool = True) -> bytes:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
         if files:
-            archive.writestr(CONFIG_NAME, CONFIG)
-            archive.writestr(WEIGHTS_NAME, WEIGHTS)
+            archive.writestr(CONFIG_FILE, CONFIG)
+            archive.writestr(WEIGHTS_FILE, WEIGHTS)
         fill(archive)
     return written.getvalue()
 
@@ -42,8 +43,8 @@ def after_a_prefix(prefix: bytes) -> bytes:
     """An archive whose list counts the bytes before it, as self-extracting ones do."""
     written = io.BytesIO(prefix)
     with zipfile.ZipFile(written, "a") as archive:
-        archive.writestr(CONFIG_NAME, CONFIG)
-        archive.writestr(WEIGHTS_NAME, WEIGHTS)
+        archive.writestr(CONFIG_FILE, CONFIG)
+        archive.writestr(WEIGHTS_FILE, WEIGHTS)
     return written.getvalue()
 
 
@@ -94,14 +95,14 @@ FAULTS: dict[str, tuple[bytes, str, str]] = {
         bytes_of(commented_with(b"a comment")) + b"b", DAMAGED, "does not end where it says"
     ),
     "bytes between members": (
-        bytes_of(hide_bytes), DAMAGED, f"6 bytes after the member '{WEIGHTS_NAME}'"
+        bytes_of(hide_bytes), DAMAGED, f"6 bytes after the member '{WEIGHTS_FILE}'"
     ),
     "a member within another": (
         bytes_of(list_a_member_within_another), DAMAGED, "within the member 'outer'"
     ),
     "another name in the member": (
-        PLAIN.replace(WEIGHTS_NAME.encode(), b"A" + WEIGHTS_NAME.encode()[1:], 1), DAMAGED,
-        f"lists '{WEIGHTS_NAME}', which calls itself 'A",
+        PLAIN.replace(WEIGHTS_FILE.encode(), b"A" + WEIGHTS_FILE.encode()[1:], 1), DAMAGED,
+        f"lists '{WEIGHTS_FILE}', which calls itself 'A",
     ),
     "another number of members": (
         PLAIN[: END_AT + 8] + b"\3\0\3\0" + PLAIN[END_AT + 12 :], DAMAGED,
@@ -138,8 +139,8 @@ def test_an_archive_that_was_written_to_a_pipe_is_read(signed: bool, tmp_path: P
     """Its members' sizes stand after them, with a signature or, as some write it, without."""
     written = Unseekable()
     with zipfile.ZipFile(written, "w") as archive:
-        archive.writestr(WEIGHTS_NAME, WEIGHTS)
-        archive.writestr(CONFIG_NAME, CONFIG)
+        archive.writestr(WEIGHTS_FILE, WEIGHTS)
+        archive.writestr(CONFIG_FILE, CONFIG)
     data = written.getvalue()
     assert data.count(b"PK\7\x08") == 2
     if not signed:

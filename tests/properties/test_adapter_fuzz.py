@@ -11,7 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME, extract_adapter
+from adapter_store.archive import extract_adapter
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig
 from adapter_store.peft_format import InspectedAdapter, inspect_adapter
@@ -165,7 +166,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
     return file.getvalue()
 
 
-GOOD_ZIP = zipped({f"a/{CONFIG_NAME}": CONFIG, f"a/{WEIGHTS_NAME}": WEIGHTS, "README.md": b"text"})
+GOOD_ZIP = zipped({f"a/{CONFIG_FILE}": CONFIG, f"a/{WEIGHTS_FILE}": WEIGHTS, "README.md": b"text"})
 DIRECTORY = GOOD_ZIP.index(b"PK\x01\x02")
 
 
@@ -182,7 +183,7 @@ def extract(archive: bytes) -> bool:
             assert not list(into.iterdir())
             taken = False
         else:
-            assert {file.name for file in into.iterdir()} == {CONFIG_NAME, WEIGHTS_NAME}
+            assert {file.name for file in into.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
             taken = True
         assert sorted(p.name for p in root.iterdir()) == ["in.zip", "out"]
         assert [p.name for p in (root / "out").iterdir()] == ["deep"]
@@ -212,7 +213,7 @@ def test_any_bytes_of_its_list_of_members_may_be_other_ones(
     st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
         | st.sampled_from(
-            ["../x", "/etc/x", "a\\b", "c:x", "a//b", ".", CONFIG_NAME, f"b/{WEIGHTS_NAME}"]
+            ["../x", "/etc/x", "a\\b", "c:x", "a//b", ".", CONFIG_FILE, f"b/{WEIGHTS_FILE}"]
         ),
         max_size=4,
         unique=True,
@@ -222,7 +223,7 @@ def test_any_bytes_of_its_list_of_members_may_be_other_ones(
     ),
 )
 def test_a_zip_may_name_its_members_anything(others: list[str], method: int) -> None:
-    members = {CONFIG_NAME: CONFIG, WEIGHTS_NAME: WEIGHTS}
+    members = {CONFIG_FILE: CONFIG, WEIGHTS_FILE: WEIGHTS}
     extract(zipped({**members, **{name: members.get(name, b"x") for name in others}}, method))
 
 

@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 from litestar.response import Stream
 
-from adapter_store.archive import CONFIG_NAME, WEIGHTS_NAME
+from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.export import archive_chunks
 from adapter_store.registry.records import VersionInfo
 from loraplex.adapters import schemas
@@ -32,5 +32,5 @@ async def export_version(services: Services, info: VersionInfo) -> Stream:
 
 
 def _open(files: Path) -> tuple[bytes, BinaryIO, int]:
-    weights = files / WEIGHTS_NAME
-    return (files / CONFIG_NAME).read_bytes(), weights.open("rb"), weights.stat().st_size
+    weights = files / WEIGHTS_FILE
+    return (files / CONFIG_FILE).read_bytes(), weights.open("rb"), weights.stat().st_size
