@@ -5,7 +5,7 @@ before it was read from the database, and counts only while the topic's stamp is
 was read before a change is never found after it. Stamps outlive all values that carry them.
 
 One listener per process keeps the connection: while it has none the cache is degraded, and no
-request tries Redis. When it is back everything is forgotten once, since events were missed.
+request tries Redis. When it is back nothing kept is taken for true any more, as events were missed.
 """
 
 import asyncio

@@ -62,8 +62,9 @@ class AdapterCalls(Transactions):
         repeatable = _repeatable(
             idempotency_key, "register", name, inspected.digest, base_fingerprint, publish, *extra
         )
-        return await self._change_adapters(
+        return await self._change_adapter(
             tenant,
+            name,
             lambda s: versions.register(
                 s, change, tenant, name, inspected, base_fingerprint, publish, repeatable, serving
             ),
@@ -75,7 +76,7 @@ class AdapterCalls(Transactions):
         Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted.
         """
         route = await self._routes.get(
-            tenant,
+            f"{tenant}/{ref.name}",
             str(ref),
             lambda: self._database.read(lambda s: versions.resolve(s, tenant, ref)),
         )
@@ -111,8 +112,8 @@ class AdapterCalls(Transactions):
         them. Raises `TenantNotFound` or `AdapterNotFound`.
         """
         change = self._change(actor)
-        return await self._change_adapters(
-            tenant, lambda s: adapters.remove(s, change, tenant, name)
+        return await self._change_adapter(
+            tenant, name, lambda s: adapters.remove(s, change, tenant, name)
         )
 
     async def delete_version(
@@ -124,8 +125,8 @@ class AdapterCalls(Transactions):
         alias points to it.
         """
         change = self._change(actor)
-        return await self._change_adapters(
-            tenant, lambda s: versions.remove(s, change, tenant, name, version)
+        return await self._change_adapter(
+            tenant, name, lambda s: versions.remove(s, change, tenant, name, version)
         )
 
     async def set_alias(
@@ -150,8 +151,9 @@ class AdapterCalls(Transactions):
         change = self._change(actor)
         asked = canary and (canary.version, canary.share)
         repeatable = _repeatable(idempotency_key, "alias", name, alias, version, expect, asked)
-        return await self._change_adapters(
+        return await self._change_adapter(
             tenant,
+            name,
             lambda s: aliases.set_alias(
                 s, change, tenant, name, alias, version, expect, canary, repeatable
             ),
@@ -162,8 +164,8 @@ class AdapterCalls(Transactions):
     ) -> None:
         """Raises `InvalidName`, `TenantNotFound`, `AdapterNotFound` or `AliasNotFound`."""
         change = self._change(actor)
-        await self._change_adapters(
-            tenant, lambda s: aliases.remove(s, change, tenant, name, alias)
+        await self._change_adapter(
+            tenant, name, lambda s: aliases.remove(s, change, tenant, name, alias)
         )
 
     async def get_version(self, tenant: str, name: str, version: int) -> VersionInfo:

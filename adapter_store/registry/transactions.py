@@ -3,11 +3,12 @@
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.cache.shared import SharedCache
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.audit import Change
 from adapter_store.registry.cache import ReadThroughCache
 from adapter_store.registry.records import Principal, Route
@@ -16,7 +17,7 @@ from adapter_store.registry.session import Database
 T = TypeVar("T")
 
 ALL_KEYS = "all"
-"""The scope of every key in the cache; a route's is its tenant."""
+"""The scope of every key in the cache; a route's is its tenant's adapter."""
 _STALE_KEY_SECONDS = 60.0
 _STALE_ROUTE_SECONDS = 3600.0
 """So long what is known goes on being true while the database does not answer."""
@@ -53,17 +54,29 @@ class Transactions:
     def _change(self, actor: str) -> Change:
         return Change(actor, self._clock())
 
-    async def _change_adapters(
-        self, tenant: str, work: Callable[[AsyncSession], Awaitable[T]]
+    async def _change_adapter(
+        self, tenant: str, name: str, work: Callable[[AsyncSession], Awaitable[T]]
     ) -> T:
-        # Also when it fails or is cancelled: the commit may have come through.
-        try:
-            return await self._database.write(work)
-        finally:
-            await self._routes.invalidate(tenant)
+        return await self._write(self._routes, f"{tenant}/{name}", work)
 
     async def _change_principals(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        return await self._write(self._principals, ALL_KEYS, work)
+
+    async def _write(
+        self,
+        cache: ReadThroughCache[Any],
+        scope: str,
+        work: Callable[[AsyncSession], Awaitable[T]],
+    ) -> T:
         try:
-            return await self._database.write(work)
-        finally:
-            await self._principals.invalidate(ALL_KEYS)
+            changed = await self._database.write(work)
+        except RegistryUnavailable:
+            # It was hardly stored, and nothing was said to be: what is known goes on until it can
+            # be read again.
+            cache.doubt(scope)
+            raise
+        except BaseException:  # cancelled: the commit may have come through
+            await cache.invalidate(scope)
+            raise
+        await cache.invalidate(scope)
+        return changed

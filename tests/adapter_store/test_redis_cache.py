@@ -186,7 +186,7 @@ async def test_a_change_by_one_process_is_seen_by_the_other_before_its_second_is
         two.cache.subscribe(told.append)
         await one.registry.register_version("acme", "a", upload("two"), FINGERPRINT)
         await one.registry.revoke_key(key.key_id)
-        await eventually(lambda: {"routes:acme", "keys:all"} <= set(told))
+        await eventually(lambda: {"routes:acme/a", "keys:all"} <= set(told))
         assert (await two.registry.resolve("acme", ModelRef("a"))).digest == digest_of("two")
         assert await two.registry.authenticate(key.plain) is None
 
@@ -220,7 +220,7 @@ async def test_without_redis_changes_are_seen_within_a_second(
         told: list[str | None] = []
         two.cache.subscribe(told.append)
         await one.registry.set_alias("acme", "a", "default", 1)
-        await eventually(lambda: "routes:acme" in told)
+        await eventually(lambda: "routes:acme/a" in told)
         assert (await two.registry.resolve("acme", ModelRef("a"))).version == 1
 
 

@@ -152,10 +152,35 @@ async def test_an_invalidation_is_of_its_scope_alone():
         await cache.get(scope, key, read)
 
     for _ in range(2):
-        for scope, key in (("acme", "a"), ("acme", "b"), ("zen", "a")):
+        for scope, key in (("acme", "a"), ("acme", "b"), ("acme-2", "a"), ("acme/x", "a")):
             await get(scope, key)
+        await cache.invalidate("acme/x")
+    assert reads == ["acme/a", "acme/b", "acme-2/a", "acme/x/a", "acme/x/a"]
+    reads.clear()
+    await cache.invalidate("acme")
+    await cache.invalidate("acme/nobody")
+    for scope, key in (("acme", "a"), ("acme-2", "a")):
+        await get(scope, key)
+    assert reads == ["acme/a"]
+
+
+async def test_a_scope_goes_with_the_one_that_it_lies_in():
+    cache = ReadThroughCache("c", int, monotonic=lambda: 0.0)
+    reads: list[str] = []
+
+    async def get(scope: str) -> None:
+        async def read() -> int:
+            reads.append(scope)
+            return 1
+
+        await cache.get(scope, "k", read)
+
+    scopes = ("acme/a", "acme/b", "acme-2/a")
+    for _ in range(2):
+        for scope in scopes:
+            await get(scope)
         await cache.invalidate("acme")
-    assert reads == ["acme/a", "acme/b", "zen/a", "acme/a", "acme/b"]
+    assert reads == [*scopes, *scopes[:2]]
 
 
 async def test_while_the_database_is_away_values_go_on_for_a_time_unless_they_changed():
@@ -182,6 +207,33 @@ async def test_while_the_database_is_away_values_go_on_for_a_time_unless_they_ch
     now[0] = 61.0
     with pytest.raises(RegistryUnavailable):
         await cache.get("a", "a", away)
+
+
+async def test_what_may_have_changed_unseen_is_read_again_and_goes_on_while_that_fails():
+    clock, is_away = FakeClock(), False
+    value = 1
+
+    async def read() -> int:
+        if is_away:
+            raise RegistryUnavailable("away")
+        return value
+
+    cache = ReadThroughCache(
+        "c", int, ttl_seconds=10, stale_seconds=60, monotonic=lambda: clock.monotonic
+    )
+    assert await cache.get("s", "k", read) == 1
+    value = 2
+    assert await cache.get("s", "k", read) == 1
+    cache.doubt()
+    assert await cache.get("s", "k", read) == 2
+    is_away = True
+    for _ in range(2):
+        cache.doubt("s")
+        clock.advance(34)
+        assert await cache.get("s", "k", read) == 2
+    clock.advance(2)
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("s", "k", read)
 
 
 async def test_nobody_waits_for_a_database_that_is_known_to_be_away_and_one_looks_for_it():
@@ -250,6 +302,11 @@ class FlakyDatabase(Database):
             raise RegistryUnavailable("no answer")
         return await super().read(work)
 
+    async def write(self, work: Any) -> Any:
+        if self.is_away:
+            raise RegistryUnavailable("no answer")
+        return await super().write(work)
+
 
 async def test_known_keys_and_adapters_go_on_while_the_database_is_away(registry_url: str):
     clock = FakeClock()
@@ -257,17 +314,32 @@ async def test_known_keys_and_adapters_go_on_while_the_database_is_away(registry
     registry = Registry(database, clock=lambda: clock.now, monotonic=lambda: clock.monotonic)
     await registry.create_tenant("acme")
     plain, revoked = [await registry.create_key("acme") for _ in range(2)]
-    await registry.register_version("acme", "a", upload("one"), FINGERPRINT)
+    for name in ("a", "b"):
+        await registry.register_version("acme", name, upload("one"), FINGERPRINT)
     for key in (plain, revoked):
         assert await registry.authenticate(key.plain) is not None
-    await registry.resolve("acme", ModelRef("a"))
+    for name in ("a", "b"):
+        await registry.resolve("acme", ModelRef(name))
     await registry.revoke_key(revoked.key_id)
+    await registry.register_version("acme", "b", upload("two"), FINGERPRINT)
     assert await registry.authenticate(plain.plain) is not None
 
     database.is_away = True
     clock.advance(60.0)
     assert await registry.authenticate(plain.plain) is not None
     assert (await registry.resolve("acme", ModelRef("a"))).version == 1
+    with pytest.raises(RegistryUnavailable):  # known to have changed
+        await registry.resolve("acme", ModelRef("b"))
+    for failing in (
+        registry.revoke_key(plain.key_id),
+        registry.suspend_tenant("acme"),
+        registry.register_version("acme", "a", upload("three"), FINGERPRINT),
+        registry.set_alias("acme", "a", "beta", 1),
+    ):
+        with pytest.raises(RegistryUnavailable):
+            await failing
+        assert await registry.authenticate(plain.plain) is not None
+        assert (await registry.resolve("acme", ModelRef("a"))).version == 1
     for other in (revoked.plain, "lpx_" + "x" * 43):
         with pytest.raises(RegistryUnavailable):
             await registry.authenticate(other)

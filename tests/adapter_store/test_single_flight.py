@@ -55,7 +55,9 @@ async def test_a_crowd_that_misses_costs_one_read(cache: ReadThroughCache[str], 
     assert await cache.get("s", "k", table.read) == "one" and len(table.reads) == 2
 
 
-@pytest.mark.parametrize("forget", [lambda c: c.forget("s"), lambda c: c.forget_all()])
+@pytest.mark.parametrize(
+    "forget", [lambda c: c.forget("s"), lambda c: c.doubt(), lambda c: c.doubt("s")]
+)
 async def test_who_asks_after_a_change_never_joins_a_read_from_before_it(
     cache: ReadThroughCache[str], table: Table, forget: Callable[[ReadThroughCache[str]], None]
 ):
