@@ -107,6 +107,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 backends.registry.database,
                 sessions := Sessions(backends.registry, settings.auth.admin_key),
             ) as live,
+            RegistryWatch(backends.registry) as registry_watch,
             keeping_house(backends.registry, backends.blobs),
             # The first to end: what it has left must be safe before anything else takes time.
             UsageRecorder(
@@ -118,7 +119,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
                 settings=settings,
                 backends=backends,
                 authenticator=Authenticator(backends.registry, settings.auth.admin_key),
-                registry_watch=RegistryWatch(backends.registry),
+                registry_watch=registry_watch,
                 usage=usage,
                 residency=residency,
                 registrar=registrar,

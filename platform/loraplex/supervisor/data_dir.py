@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from adapter_store.blob_folder import clear_staged
+
 MIN_ADMIN_KEY_LENGTH = 32
 
 
@@ -79,6 +81,7 @@ def open_data_dir(root: Path) -> Generator[DataDir]:
     try:
         shutil.rmtree(data.uploads, ignore_errors=True)
         data.uploads.mkdir(exist_ok=True, mode=0o700)
+        clear_staged(data.cache)
         yield data
     finally:
         lock.release()
