@@ -44,8 +44,8 @@ from engine.messages import (
     Unload,
     Welcome,
 )
+from engine.outbox import Outbox
 from engine.pending_answers import PendingAnswers
-from engine.refusal_notes import RefusalNotes
 from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
@@ -81,9 +81,7 @@ class ZmqEngineClient:
         self._request_ids = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._answers = PendingAnswers(stats_timeout)
-        self._unsent: list[ClientMessage] = []
-        """Messages that must not get lost, for which the queue had no room."""
-        self._refusals = RefusalNotes()
+        self._outbox = Outbox(self._send)
         self._welcome: Welcome | None = None  # the engine's, while it is there
         self._info: EngineInfo | None = None
         self._abandoned: tuple[int, list[int]] = 0, []
@@ -124,8 +122,11 @@ class ZmqEngineClient:
         """End pending requests and let go of the socket; harmless if it was called before."""
         if not self._is_open:
             return
+        last_words = None
+        if self._welcome is not None:
+            self._outbox.flush()
+            last_words = self._codec.encode(Goodbye())
         self._is_open = False
-        last_words = None if self._welcome is None else self._codec.encode(Goodbye())
         self._beats.cancel()
         await asyncio.gather(self._beats, return_exceptions=True)
         await self._fetcher.close()
@@ -213,8 +214,8 @@ class ZmqEngineClient:
         self._send_surely(Forget(tenant, adapter))
 
     def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
-        """The service refused a request; see `EngineClient`. Told twice a second."""
-        self._refusals.note(tenant, adapter, code)
+        """The service refused a request; see `EngineClient`. Told by beats, and at the end."""
+        self._outbox.refusals.note(tenant, adapter, code)
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
@@ -272,8 +273,8 @@ class ZmqEngineClient:
 
     def _send_surely(self, message: ClientMessage) -> None:
         """Send now or with a later beat; forgotten only with the engine it was meant for."""
-        if self._is_open and (self._unsent or not self._send(message)):
-            self._unsent.append(message)
+        if self._is_open:
+            self._outbox.send(message)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -286,9 +287,7 @@ class ZmqEngineClient:
                 self._lose(f"the engine has been silent for {self._dead_after:g} s")
             else:
                 self._send(Heartbeat())
-                self._refusals.tell(self._send)
-                while self._unsent and self._send(self._unsent[0]):
-                    self._unsent.pop(0)
+                self._outbox.flush()
             await asyncio.sleep(self._beat_seconds)
 
     # -- receiving
@@ -391,7 +390,7 @@ class ZmqEngineClient:
             self._abandoned = self._welcome.session, list(self._streams)
         self._welcome = None
         self._ready.clear()
-        self._unsent.clear()
+        self._outbox.clear()
         streams, self._streams = self._streams, {}
         if streams or len(self._answers):
             self._log.warning("engine_lost", reason=reason, failed=len(streams))

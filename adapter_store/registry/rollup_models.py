@@ -154,6 +154,7 @@ class AdapterStanding(Base):
     queue_seconds: Mapped[float]
     load_p95: Mapped[float | None]
     ttft_p95: Mapped[float | None]
+    token_time_p95: Mapped[float | None]
     token_gap_p95: Mapped[float | None]
     length_share: Mapped[float | None]
     resident_share: Mapped[float | None]

@@ -91,6 +91,24 @@ async def test_what_the_service_refused_is_counted_with_the_engines_own_refusals
     assert counts == {"legal": {"request_rate_exceeded": 3}, None: {"token_rate_exceeded": 1}}
 
 
+async def test_what_was_refused_last_is_told_before_a_client_ends():
+    with server_thread(answers()) as server:
+        client = ZmqEngineClient(server.socket_path, fetch, beat_seconds=600.0)
+        await client.start()
+        await client.wait_ready(10)
+        client.note_refusal("acme", "legal", "request_rate_exceeded")
+        await client.close()
+        watcher = server.client()
+        async with asyncio.timeout(10):
+            while server.server._peers:  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.01)
+        told = await asyncio.to_thread(ask, watcher, with_totals=True)
+    assert told.totals is not None
+    assert [(t.adapter, t.refused) for t in told.totals.adapters if t.tenant] == [
+        ("legal", {"request_rate_exceeded": 1})
+    ]
+
+
 async def test_a_client_that_ends_is_not_lost():
     with capture_logs() as logs, server_thread(answers()) as server:
         client = ZmqEngineClient(server.socket_path, fetch)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -114,6 +116,22 @@ def test_causes_that_a_query_names_are_causes():
     named = chain.from_iterable(re.findall(r'cause=~?"([^"]*)"', q) for q in _queries().values())
     causes = {cause for pattern in named for cause in pattern.split("|")}
     assert causes and causes <= set(CAUSES)
+
+
+def test_rules_are_such_as_prometheus_reads():
+    """Where there is a `promtool`, it says so too."""
+    for rule in _rules():
+        assert ("record" in rule) != ("alert" in rule)
+        assert rule.keys() <= {"record", "alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", rule.get("record") or rule["alert"])
+        assert re.fullmatch(r"([0-9]+(ms|[smhdwy]))+", rule.get("for", "0s"))
+        for text in rule.get("annotations", {}).values():
+            assert text.count("{{") == text.count("}}") and "\n" not in text.strip()
+    if promtool := shutil.which("promtool"):
+        for kind, name in (("rules", "rules.yaml"), ("config", "prometheus.yaml")):
+            command = [promtool, "check", kind, str(DEPLOY / "prometheus" / name)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do():

@@ -102,6 +102,26 @@ async def test_gaps_are_no_zeros(tmp_path: Path, registry_url: str):
         assert view.requests_rate[0] is None and view.ttft.p50[0] is None
 
 
+async def test_a_restart_of_everything_loses_nothing_of_any_range(
+    tmp_path: Path, registry_url: str
+):
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await fill(at)
+        restarted = Recording(at.service.registry, run="run-2")  # with an engine that knows nothing
+        await restarted.record([just_now(queue={"slot": 0.5})])
+        for range_ in SPANS:
+            view: Overview = await get(browser, "overview", Overview, range=range_)
+            assert view.totals.requests == 7
+            assert view.totals.causes.slot == pytest.approx(0.9)
+            assert sum(v or 0 for v in view.causes.slot) == pytest.approx(0.9)
+            table: Adapters = await get(
+                browser, "adapters", Adapters, range=range_, search="tone", sort="requests"
+            )
+            assert [row.requests for row in table.rows] == [4]
+            one: AdapterView = await get(browser, "adapters/acme/tone", AdapterView, range=range_)
+            assert sum(v or 0 for v in one.requests) == 4 == len(one.slow_requests)
+
+
 async def test_a_tenant_sees_its_own_and_nothing_of_others(tmp_path: Path, registry_url: str):
     async with dashboard(tmp_path, registry_url) as at:
         now = time.time()
@@ -197,6 +217,10 @@ async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
         found: Adapters = await get(browser, "adapters", Adapters, search="ZEN/s")
         assert ([row.adapter for row in found.rows], found.total, found.known) == (["secret"], 1, 5)
         assert (await get(browser, "adapters", Adapters, search="%")).total == 0
+        await at.recording.record([just_now(adapter="slow", decode_seconds=2.0, seconds=3.0)])
+        table = await get(browser, "adapters", Adapters, sort="token_time_p95")
+        assert table.rows[0].adapter == "slow"
+        assert table.rows[0].token_time.p95 == pytest.approx(0.2, rel=0.011)
 
 
 async def test_one_adapters_page_adds_up(tmp_path: Path, registry_url: str):
@@ -512,6 +536,28 @@ async def test_slots_and_batches(tmp_path: Path, registry_url: str):
         assert sum(v or 0 for v in batch.prefill_tokens) == 24
         assert {v for v in batch.rows_mean if v is not None} == {3.0}
         assert max(v or 0 for v in batch.step_seconds.p99) == pytest.approx(0.01, rel=0.011)
+
+
+async def test_an_adapter_whose_drain_was_called_off_was_neither_loaded_again_nor_evicted(
+    tmp_path: Path, registry_url: str
+):
+    owners, now = (AdapterOwner("acme", "tone@1"),), time.time()
+    states = {90: "loading", 80: "resident", 40: "draining", 30: "resident", 5: "draining"}
+    async with dashboard(tmp_path, registry_url) as at, at.logged_in() as browser:
+        await at.recording.record(
+            events=[
+                SlotEvent(at=now - ago, slot=0, digest="d" * 64, owners=owners, kind=kind)
+                for ago, kind in states.items()
+            ]
+        )
+        view: Slots = await get(browser, "slots", Slots)
+        assert [span.kind for span in view.spans] == list(states.values())
+        assert [mark.kind for mark in view.marks] == ["loaded"]
+        assert (view.loads, view.evictions) == (1, 0)
+        left = SlotEvent(at=now - 1, slot=0, digest="d" * 64, owners=owners, kind="evicted")
+        await at.recording.record(events=[left])
+        view = await get(browser, "slots", Slots)
+        assert [mark.kind for mark in view.marks] == ["loaded", "evicted"]
 
 
 async def test_every_chart_and_table_is_had_as_csv(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from litestar.routes import HTTPRoute
 from sqlalchemy import select
 
 from adapter_store.registry.registry import Registry
@@ -57,6 +58,17 @@ async def test_the_cookie_opens_nothing_else_and_a_key_opens_no_page(tmp_path: P
                 assert (await other.get(path, headers=headers)).status_code == 401
         async with at.service.client("admin") as client:
             assert (await client.get(OVERVIEW)).status_code == 401
+
+
+async def test_a_session_changes_nothing_but_itself(tmp_path: Path):
+    async with dashboard(tmp_path) as at:
+        routes = {
+            route.path: set(route.methods) - {"OPTIONS", "HEAD"}
+            for route in at.service.app.routes
+            if isinstance(route, HTTPRoute) and route.path.startswith("/dashboard")
+        }
+        assert routes.pop(SESSION) == {"GET", "POST", "DELETE"}
+        assert len(routes) > 8 and all(methods == {"GET"} for methods in routes.values())
 
 
 async def test_only_a_hash_of_the_token_is_kept(tmp_path: Path):

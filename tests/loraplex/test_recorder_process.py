@@ -12,6 +12,7 @@ from adapter_store.registry.registry import Registry
 from adapter_store.registry.rollup_models import EngineRollup, TrafficRollup, TrafficSubject
 from engine.errors import EngineUnavailable
 from engine.messages import Generate
+from engine.refusal_notes import NoteRefusals, Refusals
 from engine.telemetry.records import Cursor
 from loraplex.recorder.engine_reader import EngineReader
 from loraplex.recorder.process import RecorderArgs, record
@@ -99,6 +100,35 @@ async def test_what_was_done_until_the_stop_is_written_and_the_next_recorder_goe
             )
         )
         assert covered > 0
+
+
+async def test_what_was_refused_until_the_stop_is_written(tmp_path: Path, server: ServerThread):
+    def refuse() -> None:
+        client = server.joined_client()
+        client.send(NoteRefusals([Refusals("acme", None, "request_rate_exceeded", 2)]))
+        client.stats()  # answered after the note was taken
+
+    async with open_registry(tmp_path) as registry:
+        args = RecorderArgs(
+            database_url=database_url(tmp_path), engine_socket=str(server.socket_path), run="one"
+        )
+        async with recording(args):
+            await asyncio.to_thread(ask, server, 1)
+            async with asyncio.timeout(10):
+                while not await counted(registry):  # noqa: ASYNC110 - nothing tells when
+                    await asyncio.sleep(0.02)
+            await asyncio.to_thread(refuse)  # the sums were just asked for
+        refused = await registry.database.read(
+            lambda s: s.scalars(
+                select(TrafficRollup.refused)
+                .join(TrafficSubject)
+                .where(
+                    TrafficSubject.tenant == "acme", TrafficSubject.adapter == "",
+                    TrafficRollup.width == QUARTER,
+                )
+            )
+        )  # fmt: skip
+        assert [codes for codes in refused if codes] == [{"request_rate_exceeded": 2}]
 
 
 async def test_a_stop_does_not_wait_for_an_engine_that_is_not_there(tmp_path: Path):

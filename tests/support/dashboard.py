@@ -18,7 +18,7 @@ from loraplex.recorder.traffic import Subject
 from loraplex.recorder.widths import SPANS
 from tests.support.fake_engine import FakeEngine
 from tests.support.records import ToldEngine
-from tests.support.service import TestService, running_service
+from tests.support.service import TestService, no_certificates, running_service
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Recording:
 
     registry: Registry
     engine: ToldEngine = field(default_factory=ToldEngine)
+    run: str = "run-1"
 
     async def record(
         self,
@@ -38,7 +39,7 @@ class Recording:
         self.engine.started = time.time() - 120
         self.engine.tell(requests, steps, events)
         database = self.registry.database
-        recorder = Recorder(self.engine, RollupStore(database), "run-1")
+        recorder = Recorder(self.engine, RollupStore(database), self.run)
         await recorder.start()
         assert await recorder.read()
         versions = await recorder.write()
@@ -58,8 +59,9 @@ class Dashboard:
     def browser(self) -> httpx.AsyncClient:
         """One that keeps cookies and says where it comes from."""
         return httpx.AsyncClient(
-            base_url=self.service.url, headers={"origin": self.service.url}, timeout=20
-        )
+            base_url=self.service.url, headers={"origin": self.service.url}, timeout=20,
+            verify=no_certificates(),
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def logged_in(self, key: str = "admin") -> AsyncIterator[httpx.AsyncClient]:

@@ -20,7 +20,8 @@ State = Literal["queued", "loaded", "prefill", "decode", "preempted", "done"]
 class AdapterRow(Struct, frozen=True):
     """One adapter over a window, or a tenant's use of the base (`is_base`, adapter `base`).
 
-    `load` is how long its weights took into a slot. `resident_share` is the share of the window
+    `load` is how long its weights took into a slot, `token_time` a request's mean after its first
+    token, `token_gap` its longest gap between two. `resident_share` is the share of the window
     that it held a slot, `residency` where its weights are now, `kept` where it was said that they
     stay (`auto`: they come and go with use). `spark_*` are its requests and its
     p95 of queue seconds in up to 30 equal parts of the window.
@@ -38,6 +39,7 @@ class AdapterRow(Struct, frozen=True):
     load: Percentiles
     loads: int
     ttft: Percentiles
+    token_time: Percentiles
     token_gap: Percentiles
     prompt_tokens: int
     cached_tokens: int
@@ -61,6 +63,7 @@ AdapterSort = Literal[
     "queue_seconds",
     "load_p95",
     "ttft_p95",
+    "token_time_p95",
     "token_gap_p95",
     "output_tokens",
     "length_share",

@@ -37,12 +37,13 @@ from loraplex.recorder.widths import SPANS
 MAX_LIMIT = 200
 _FIGURES = (
     "requests", "output_tokens", "queue_p50", "queue_p95", "queue_p99", "queue_seconds", "load_p95",
-    "ttft_p95", "token_gap_p95", "length_share", "resident_share", "last_request", "figures",
+    "ttft_p95", "token_time_p95", "token_gap_p95", "length_share", "resident_share", "last_request",
+    "figures",
 )  # fmt: skip
 _NO_FIGURES: dict[str, Any] = {
     "prompt_tokens": 0, "cached_tokens": 0, "preemptions": 0, "loads": 0, "causes": {},
-    "finishes": {}, "load": [None] * 3, "ttft": [None] * 3, "token_gap": [None] * 3,
-    "spark_requests": [], "spark_queue": [],
+    "finishes": {}, "load": [None] * 3, "ttft": [None] * 3, "token_time": [None] * 3,
+    "token_gap": [None] * 3, "spark_requests": [], "spark_queue": [],
 }  # fmt: skip
 _COUNTS = ("requests", "output_tokens", "queue_seconds")
 
@@ -217,7 +218,7 @@ def row_of(row: Any, places: Places) -> AdapterRow:
 
 
 def _row(values: Any, places: Places) -> AdapterRow:
-    figures = values["figures"] or _NO_FIGURES
+    figures = _NO_FIGURES | (values["figures"] or {})  # a row of an older release has not all
     tenant, adapter = values["tenant"], values["adapter"]
     is_base = adapter == BASE_NAME
     return AdapterRow(
@@ -233,6 +234,7 @@ def _row(values: Any, places: Places) -> AdapterRow:
         load=Percentiles(*figures["load"]),
         loads=figures["loads"],
         ttft=Percentiles(*figures["ttft"]),
+        token_time=Percentiles(*figures["token_time"]),
         token_gap=Percentiles(*figures["token_gap"]),
         prompt_tokens=figures["prompt_tokens"],
         cached_tokens=figures["cached_tokens"],

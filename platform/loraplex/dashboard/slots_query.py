@@ -184,16 +184,30 @@ def _span(stay: Stay, tenant: str | None, pinned: Set[str]) -> SlotSpan:
 
 
 def _marks(stays: Sequence[Stay], tenant: str | None, since: float) -> list[SlotMark]:
-    """Adapters that came into a slot, left it, or failed on their way, in the order of time."""
-    marks = [_mark(stay, "loaded", stay.began, tenant) for stay in stays if stay.kind == "resident"]
-    following: dict[int | None, Stay] = {}
-    for stay in reversed([stay for stay in stays if stay.kind != "reserved"]):
-        after = following.get(stay.slot)
-        following[stay.slot] = stay
-        goes_on = after is not None and (after.digest, after.began) == (stay.digest, stay.ended)
-        if stay.ended is not None and not goes_on:
+    """Adapters that came into a slot, left it, or failed on their way, in the order of time. One
+    whose drain was called off did neither."""
+    marks: list[SlotMark] = []
+    before: dict[int | None, Stay] = {}
+
+    def note_end(stay: Stay) -> None:
+        if stay.ended is not None:
             kind = "failed" if stay.kind == "loading" else "evicted"
             marks.append(_mark(stay, kind, stay.ended, tenant))
+
+    for stay in stays:
+        if stay.kind == "reserved":
+            continue
+        former, before[stay.slot] = before.get(stay.slot), stay
+        was = None
+        if former is not None:
+            if (former.digest, former.ended) == (stay.digest, stay.began):
+                was = former.kind
+            else:
+                note_end(former)
+        if stay.kind == "resident" and was != "draining":
+            marks.append(_mark(stay, "loaded", stay.began, tenant))
+    for stay in before.values():
+        note_end(stay)
     return sorted((mark for mark in marks if mark.at >= since), key=lambda mark: mark.at)
 
 

@@ -91,8 +91,9 @@ def adapters(rows: Iterable[AdapterRow]) -> Table:
     heading = (
         "tenant", "adapter", "requests", "running", "waiting", "waits_for", "queue_p50",
         "queue_p95", "queue_p99", *(f"queue_{cause}" for cause in CAUSES), "load_p95", "loads",
-        "ttft_p50", "ttft_p95", "token_gap_p95", "prompt_tokens", "cached_tokens", "output_tokens",
-        *FINISHES, "preemptions", "residency", "kept", "resident_share", "last_request",
+        "ttft_p50", "ttft_p95", "token_time_p50", "token_time_p95", "token_gap_p95",
+        "prompt_tokens", "cached_tokens", "output_tokens", *FINISHES, "preemptions", "residency",
+        "kept", "resident_share", "last_request",
     )  # fmt: skip
     return Table(
         heading,
@@ -100,9 +101,10 @@ def adapters(rows: Iterable[AdapterRow]) -> Table:
             (
                 r.tenant, r.adapter, r.requests, r.running, r.waiting, r.waits_for, r.queue.p50,
                 r.queue.p95, r.queue.p99, *(getattr(r.causes, cause) for cause in CAUSES),
-                r.load.p95, r.loads, r.ttft.p50, r.ttft.p95, r.token_gap.p95, r.prompt_tokens,
-                r.cached_tokens, r.output_tokens, *(getattr(r.finishes, e) for e in FINISHES),
-                r.preemptions, r.residency, r.kept, r.resident_share, moment(r.last_request),
+                r.load.p95, r.loads, r.ttft.p50, r.ttft.p95, r.token_time.p50, r.token_time.p95,
+                r.token_gap.p95, r.prompt_tokens, r.cached_tokens, r.output_tokens,
+                *(getattr(r.finishes, e) for e in FINISHES), r.preemptions, r.residency, r.kept,
+                r.resident_share, moment(r.last_request),
             )
             for r in rows
         ],

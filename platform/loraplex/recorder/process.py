@@ -97,7 +97,7 @@ async def _keep_recording(recorder: Recorder, standings: Standings, stop: asynci
     is_last = is_due = False
     while not is_last:
         is_last = stop.is_set()
-        await _read(recorder, stop)
+        await _read(recorder, stop, is_last=is_last)
         is_due = not is_due
         if is_due or is_last:
             try:
@@ -107,9 +107,9 @@ async def _keep_recording(recorder: Recorder, standings: Standings, stop: asynci
         await _pause(stop, READ_SECONDS)
 
 
-async def _read(recorder: Recorder, stop: asyncio.Event) -> None:
+async def _read(recorder: Recorder, stop: asyncio.Event, *, is_last: bool) -> None:
     """Read; once told to stop, an engine that does not answer is not waited for."""
-    reading = asyncio.create_task(recorder.read())
+    reading = asyncio.create_task(recorder.read(is_last=is_last))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

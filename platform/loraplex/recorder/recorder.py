@@ -99,8 +99,13 @@ class Recorder:
             await self._store.end_stays(known.complete_until)
             self._progress = Progress(run=self._run, cursor=Cursor(), flush=known.flush)
 
-    async def read(self) -> bool:
-        """Take in what is new; False, and nothing changed, if the engine does not answer."""
+    async def read(self, *, is_last: bool = False) -> bool:
+        """Take in what is new; False, and nothing changed, if the engine does not answer.
+
+        Refusals are looked for every ten seconds, and if it `is_last`.
+        """
+        if is_last:
+            self._totals_due = 0.0
         try:
             stats = await self._engine.stats()
             while (await self._read_some()).has_more:

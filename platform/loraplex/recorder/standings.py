@@ -81,7 +81,8 @@ def standing_of(
     if not (total.requests or total.decode_tokens or total.resident_seconds or total.refused):
         return None
     queue, load = total.quantiles("queue"), total.quantiles("load_time")
-    ttft, gap = total.quantiles("ttft"), total.quantiles("token_gap")
+    ttft = total.quantiles("ttft")
+    token_time, gap = total.quantiles("token_time"), total.quantiles("token_gap")
     ended = sum(getattr(total, reason) for reason in FINISHES)
     sparks = _sparks(span, begin, parts)
     return {
@@ -93,6 +94,7 @@ def standing_of(
         "queue_seconds": total.queue_seconds,
         "load_p95": load[1],
         "ttft_p95": ttft[1],
+        "token_time_p95": token_time[1],
         "token_gap_p95": gap[1],
         "length_share": total.length / ended if ended else None,
         "resident_share": min(1.0, total.resident_seconds / max(now - begin, 1.0)),
@@ -107,6 +109,7 @@ def standing_of(
             "cut": total.cut,
             "load": load,
             "ttft": ttft,
+            "token_time": token_time,
             "token_gap": gap,
             "spark_requests": [requests for requests, _ in sparks],
             "spark_queue": [queue.quantiles(0.95)[0] for _, queue in sparks],

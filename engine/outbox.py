@@ -1,0 +1,31 @@
+"""What a client has still to tell its engine: what must not get lost, and counts of refusals."""
+
+from collections.abc import Callable
+
+from engine.messages import ClientMessage
+from engine.refusal_notes import RefusalNotes
+
+
+class Outbox:
+    """`send` says whether there was room for a message; messages go in the order they came in."""
+
+    def __init__(self, send: Callable[[ClientMessage], bool]) -> None:
+        self._send = send
+        self._unsent: list[ClientMessage] = []
+        self.refusals = RefusalNotes()
+        """Told with the next `flush`, whichever engine that is for."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Send now, or with a later `flush`."""
+        if self._unsent or not self._send(message):
+            self._unsent.append(message)
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        self.refusals.tell(self._send)
+        while self._unsent and self._send(self._unsent[0]):
+            self._unsent.pop(0)
+
+    def clear(self) -> None:
+        """Forget the messages: the engine that they were meant for is gone."""
+        self._unsent.clear()
