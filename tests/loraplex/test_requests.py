@@ -211,6 +211,19 @@ async def test_a_bad_field_is_named_and_reaches_nobody(tmp_path):
         assert service.engine.requests == {}
 
 
+async def test_what_the_engine_would_refuse_has_the_engines_code(tmp_path):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"n": 9}, "n_too_large"),
+        ({"stop_token_ids": [400]}, "invalid_token_id"),
+        ({"logit_bias": {"400": 1}}, "invalid_token_id"),
+        ({"prompt": [5, 400]}, "invalid_token_id"),
+    ]
+    async with running_service(tmp_path) as service, service.client() as client:
+        for extra, code in cases:
+            reply = await client.post("/v1/completions", json={**COMPLETION, **extra})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, code), extra
+
+
 @pytest.mark.parametrize("missing", ["model", "messages"])
 async def test_a_missing_field_is_named(tmp_path, missing):
     async with running_service(tmp_path) as service, service.client() as client:

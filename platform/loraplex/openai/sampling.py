@@ -17,10 +17,12 @@ def check_against_engine(
     n = fields.n or 1
     if n > info.max_num_seqs:
         raise InvalidRequest(
-            "n", f"`n` may be {info.max_num_seqs} at most, the sequences that run at once"
+            "n",
+            f"`n` may be {info.max_num_seqs} at most, the sequences that run at once",
+            code="n_too_large",
         )
     if n * num_prompts > max_choices:
-        raise InvalidRequest("n", f"prompts x `n` may be {max_choices} at most")
+        raise InvalidRequest("n", f"prompts x `n` may be {max_choices} at most", code="n_too_large")
     for name, ids in (
         ("logit_bias", fields.logit_bias or ()),
         ("stop_token_ids", fields.stop_token_ids or ()),
@@ -33,7 +35,9 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> N
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                name, f"`{name}` has the token id {token_id}; ids go from 0 to {vocab_size - 1}"
+                name,
+                f"`{name}` has the token id {token_id}; ids go from 0 to {vocab_size - 1}",
+                code="invalid_token_id",
             )
 
 
