@@ -27,6 +27,8 @@ def test_axe_finds_nothing_serious(open_page: OpenPage, scheme: Scheme):
         page.goto(f"/dashboard{path}?range=5m")
         page.get_by_role("contentinfo").wait_for()
         expect(page.locator(".panel, .tall, .bar-above").first).to_be_visible()
+        if path == "/adapters":
+            page.locator(".columns summary").click()
         assert serious(page) == [], path
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Key")).to_be_visible()

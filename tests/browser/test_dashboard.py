@@ -53,6 +53,49 @@ def test_adapters_are_sorted_and_searched_and_the_url_keeps_both(open_page: Open
     expect(page.get_by_role("status").filter(has_text="None of")).to_be_visible()
 
 
+def test_columns_are_chosen_by_keyboard_and_remembered_and_the_csv_has_all(open_page: OpenPage):
+    page = open_page("/adapters?range=5m", size="laptop")
+    headings = page.locator("table.adapters thead th")
+    expect(headings).to_have_text(
+        ["adapter", "now", re.compile("queue p95, worst cause"), "p95 over time",
+         "waited, by cause", "first token p95", "per token p95", "load p95", "requests", "length"],
+        timeout=SECONDS,
+    )  # fmt: skip
+    table = page.get_by_role("region", name="Adapters, table")
+    assert table.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+    choice = page.get_by_role("group", name="Columns of the table")
+    page.get_by_label("Search adapters").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(choice.get_by_label("queue p95 (the order)")).to_be_disabled()  # the order
+    page.keyboard.press("Tab")
+    expect(choice.get_by_label("state now")).to_be_focused()
+    page.keyboard.press("Space")
+    choice.get_by_label("endings", exact=True).focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Escape")
+    expect(choice).to_be_hidden()
+    page.reload()
+    expect(page.locator("table.adapters tbody svg.bar").first).to_be_visible()
+    shown = headings.all_text_contents()
+    assert "now" not in shown and "endings" in shown
+    page.goto("/dashboard/adapters?range=5m&sort=output_tokens")
+    expect(page.locator("table.adapters [aria-sort]")).to_have_text(re.compile("output tokens"))
+    heading = next(csv.reader(page.request.get(csv_link(page)).text().splitlines()))
+    assert {"queue_p50", "queue_slot", "token_time_p95", "length", "kept"} <= set(heading)
+    page.locator(".columns summary").click()
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(headings).to_have_count(18)
+    page.get_by_role("button", name="The usual ones").click()
+    expect(headings).to_have_count(11)  # and that of the order
+    page.get_by_label("Search adapters").click()
+    expect(choice).to_be_hidden()
+
+
+def csv_link(page: Page) -> str:
+    return page.get_by_role("link", name="All adapters found as CSV").get_attribute("href") or ""
+
+
 def test_the_causes_of_an_adapter_add_up_to_the_queue_time_that_replies_told(
     open_page: OpenPage, world: DashboardService
 ):
@@ -141,6 +184,24 @@ def test_a_tenant_sees_its_own_adapters_only(open_page: OpenPage, world: Dashboa
         page.locator(".panel, .bar-above").first.wait_for()
         assert "acme" not in page.content()
     assert page.get_by_text("KV blocks").count() == 0  # the engine's own
+
+
+def test_who_has_nothing_yet_is_told_so_on_every_page(open_page: OpenPage, world: DashboardService):
+    with world.client(world.service.admin_key) as http:
+        http.post("/admin/tenants", json={"name": "newcomer"}).raise_for_status()
+        made = http.post("/admin/tenants/newcomer/keys", json={"scopes": ["tenant"]})
+        page = open_page("/?range=5m", key=made.raise_for_status().json()["key"])
+        expect(page.locator("#page")).to_contain_text("No request waited.")
+        for path, said in (
+            ("/adapters", "There is no adapter yet, and the base was not called."),
+            ("/slots", "Nobody waits."),
+            ("/alerts", "Nothing is wrong"),
+            ("/adapters/newcomer/base", "No request waited."),
+        ):
+            page.goto(f"/dashboard{path}?range=5m")
+            expect(page.locator("#page")).to_contain_text(said)
+            assert not re.search("NaN|undefined|null|Infinity", page.inner_text("#page"))
+        http.delete("/admin/tenants/newcomer").raise_for_status()
 
 
 def test_a_tenant_sees_its_quota_and_what_it_uses_of_it(
@@ -235,6 +296,8 @@ def test_nothing_is_wider_than_a_phone(open_page: OpenPage):
     )
     assert cells
     assert max(cells) <= 390  # no column is cut: a row is a card
+    expect(page.locator('td[data-label="longest gap p95"]')).to_have_count(5)  # it has them all
+    expect(page.locator(".columns summary")).to_be_hidden()
     page.get_by_label("sorted by").select_option("adapter asc")
     expect(page).to_have_url(re.compile("sort=adapter&order=asc"))
 

@@ -1,6 +1,6 @@
 // One adapter: how long it waited and for what, its versions, how replies end, slow requests.
 import { html } from "./vendor/htm-preact-3.1.1.js";
-import { Kept, WaitsNow, placeOf } from "./adapters.js";
+import { Kept, WaitsNow, placeOf } from "./adapter_columns.js";
 import { useData } from "./api.js";
 import { CAUSES, FINISHES, causeColor, causeSum, lengthShare } from "./causes.js";
 import { Chart, percentileSeries } from "./chart.js";
@@ -68,9 +68,9 @@ function Figures({ row, now }) {
       `p50 ${format.seconds(row.ttft.p50)}, p99 ${format.seconds(row.ttft.p99)}`,
     ],
     [
-      "longest token gap p95",
-      format.seconds(row.token_gap.p95),
-      `p50 ${format.seconds(row.token_gap.p50)}, p99 ${format.seconds(row.token_gap.p99)}`,
+      "time per token p95",
+      format.seconds(row.token_time.p95),
+      `longest gap p95 ${format.seconds(row.token_gap.p95)}`,
     ],
     [
       "output tokens",
@@ -83,7 +83,7 @@ function Figures({ row, now }) {
       format.counted(row.preemptions, "preemption"),
     ],
     [
-      row.is_base ? "loads" : `in a slot, ${placeOf(row)}`,
+      row.is_base ? "loads" : `in a slot, now ${row.residency === "slot" ? "too" : placeOf(row)}`,
       row.is_base ? format.NONE : html`${format.share(row.resident_share)} <${Kept} row=${row} />`,
       row.is_base
         ? "the base is always there"

@@ -1,63 +1,16 @@
 // The table of adapters: sorted, searched and paged by the service, so that thousands are no load.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { COLUMNS } from "./adapter_columns.js";
 import { useData } from "./api.js";
 import { CAUSES, causeColor } from "./causes.js";
+import { ColumnChoice, useColumns } from "./column_choice.js";
 import * as format from "./format.js";
-import { CauseBar, FinishBar, FinishLegend, Key, LengthShare, Spark } from "./marks.js";
+import { FinishLegend, Key } from "./marks.js";
 import { CsvLink, Freshness, Waiting } from "./panel.js";
 import { Link, go, href, rangeOf } from "./router.js";
 
 const PAGE_ROWS = 100;
 const TYPING_MS = 200;
-
-/** `sort` is the service's name of the order; without one a column does not sort. */
-const COLUMNS = [
-  { sort: "adapter", label: "adapter", text: true, first: "asc" },
-  { sort: "queue_p50", label: "queue p50", cell: (row) => format.seconds(row.queue.p50) },
-  { sort: "queue_p95", label: "p95", long: "queue p95", cell: (row) => format.seconds(row.queue.p95) },
-  { sort: "queue_p99", label: "p99", long: "queue p99", cell: (row) => format.seconds(row.queue.p99) },
-  {
-    label: "p95 over time",
-    long: "queue p95 over time",
-    text: true,
-    cell: (row) => html`<${Spark} values=${row.spark_queue} label="p95 of queue time" unit="s" />`,
-  },
-  {
-    sort: "queue_seconds",
-    label: "waited, by cause",
-    text: true,
-    cell: (row) => html`<${CauseBar} causes=${row.causes} />`,
-  },
-  { sort: "waiting", label: "now", long: "waiting now", text: true, cell: (row) => html`<${WaitsNow} row=${row} />` },
-  { sort: "ttft_p95", label: "first token p95", cell: (row) => format.seconds(row.ttft.p95) },
-  { sort: "token_gap_p95", label: "longest gap p95", cell: (row) => format.seconds(row.token_gap.p95) },
-  { sort: "load_p95", label: "load p95", cell: (row) => format.seconds(row.load.p95) },
-  { sort: "requests", label: "requests", cell: (row) => format.count(row.requests) },
-  {
-    label: "over time",
-    long: "requests over time",
-    text: true,
-    cell: (row) => html`<${Spark} values=${row.spark_requests} label="requests" unit="count" />`,
-  },
-  { sort: "output_tokens", label: "output tokens", cell: (row) => format.count(row.output_tokens) },
-  { label: "endings", text: true, cell: (row) => html`<${FinishBar} finishes=${row.finishes} />` },
-  {
-    sort: "length_share",
-    label: "length",
-    cell: (row) => html`<${LengthShare} finishes=${row.finishes} />`,
-  },
-  {
-    sort: "resident_share",
-    label: "in a slot",
-    text: true,
-    cell: (row) => html`<${Resident} row=${row} />`,
-  },
-  {
-    sort: "last_request",
-    label: "last request",
-    cell: (row, now) => format.ago(row.last_request, now),
-  },
-];
 
 export function Adapters({ route, stream }) {
   const range = rangeOf(route.query);
@@ -71,6 +24,7 @@ export function Adapters({ route, stream }) {
     { ...listed, offset: (page - 1) * PAGE_ROWS, limit: PAGE_ROWS },
     { every: range.refreshSeconds, again: stream.recoveries },
   );
+  const columns = useColumns("adapters", COLUMNS, sort);
   const change = (query, how) => go(href(route.parts, { ...route.query, ...query }), how);
   return html`
     <${Freshness} data=${data} />
@@ -80,16 +34,17 @@ export function Adapters({ route, stream }) {
       <${SortChoice} columns=${COLUMNS} sort=${sort} order=${order}
         onSort=${(query) => change({ ...query, page: undefined })} />
       <p role="status" class="muted">${data.data && counted(data.data)}</p>
+      <${ColumnChoice} columns=${COLUMNS} sort=${sort} ...${columns} />
       <${CsvLink} table="adapters" title="All adapters found" query=${listed} />
     </div>
     <p class="legend"><span>waited for:</span>${CAUSES.map(
       ({ key, label }) => html`<span
       class="pair"><${Key} color=${causeColor(key)} />${label}</span>`,
     )}</p>
-    <${FinishLegend} />
+    ${columns.shown.some(({ key }) => key === "finishes") && html`<${FinishLegend} />`}
     ${
       data.data
-        ? html`<${Table} columns=${COLUMNS} view=${data.data} range=${range.key} sort=${sort}
+        ? html`<${Table} columns=${columns.shown} view=${data.data} range=${range.key} sort=${sort}
           order=${order}
         onSort=${(query) => change({ ...query, page: undefined })} />
       <${Pages} total=${data.data.total} page=${page}
@@ -139,7 +94,7 @@ function Table({ columns, view, range, sort, order, onSort }) {
     <table class="figures adapters" aria-rowcount=${view.total + 1}>
       <caption class="hidden">Adapters with their figures over the range</caption>
       <thead><tr>${columns.map(
-        (column) => html`<${Heading} column=${column} sort=${sort}
+        (column) => html`<${Heading} key=${column.key} column=${column} sort=${sort}
         order=${order} onSort=${onSort} />`,
       )}</tr></thead>
       <tbody>${view.rows.map(
@@ -148,7 +103,7 @@ function Table({ columns, view, range, sort, order, onSort }) {
           to=${href(["adapters", row.tenant, row.adapter], { range })}
           ><span class="muted">${row.tenant}/</span>${row.adapter}<//></th>
         ${columns.slice(1).map(
-          ({ cell, text, label, long = label }) => html`<td data-label=${long}
+          ({ key, cell, text, label, long = label }) => html`<td key=${key} data-label=${long}
           class=${text ? "text" : ""}>${cell(row, now)}</td>`,
         )}
       </tr>`,
@@ -191,41 +146,4 @@ function Pages({ total, page, onPage }) {
     <span>page ${page} of ${pages}</span>
     <button type="button" disabled=${page >= pages} onClick=${() => onPage(page + 1)}>Next</button>
   </nav>`;
-}
-
-/** How many wait at this moment, and what for. */
-export function WaitsNow({ row }) {
-  if (!row.waiting)
-    return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
-  return html`<span class="pair">${
-    row.waits_for &&
-    html`<${Key}
-    color=${causeColor(row.waits_for)} />`
-  }${format.count(row.waiting)} wait${row.waits_for ? ` for ${row.waits_for}` : ""}</span>`;
-}
-
-const RESIDENCY = {
-  slot: "in one",
-  loading: "loading",
-  host: "in host memory",
-  absent: "not loaded",
-};
-
-/** Whether an adapter is to stay where it is, whatever its use. */
-export const Kept = ({ row: { kept } }) =>
-  kept !== "auto" &&
-  html`<span class="tag" title=${
-    kept === "pinned" ? "it always holds a slot" : "it stays in host memory"
-  }>${kept}</span>`;
-
-/** Where an adapter's weights are now. */
-export const placeOf = (row) => `now ${RESIDENCY[row.residency]}`;
-
-/** Where an adapter is now, and for which share of the range it held a slot. */
-function Resident({ row }) {
-  if (row.is_base) return html`<span class="muted">the base</span>`;
-  return html`<span
-    title="share of the range in a slot, and where the weights are now">${format.share(
-      row.resident_share,
-    )}, ${placeOf(row)}</span> <${Kept} row=${row} />`;
 }

@@ -45,6 +45,12 @@ export const causeColor = (key) => `--cause-${key}`;
 /** Seconds over all causes. */
 export const causeSum = (causes) => CAUSES.reduce((sum, { key }) => sum + (causes[key] ?? 0), 0);
 
+/** The cause with the most seconds; undefined where nothing waited. */
+export function worstCause(causes) {
+  const waited = CAUSES.filter(({ key }) => causes[key] > 0);
+  return waited.sort((a, b) => causes[b.key] - causes[a.key])[0];
+}
+
 export const FINISHES = [
   { key: "stop", label: "stop", color: "--end-stop" },
   { key: "length", label: "length", color: "--end-length" },

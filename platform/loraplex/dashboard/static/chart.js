@@ -27,9 +27,10 @@ export const color = (name) =>
  * is one of format.inUnit's. `marks` are `{ at, label }`: vertical lines.
  */
 export function Chart(props) {
-  const { title, about, csv, x, series, unit, ordinal, wide, double, tools } = props;
-  const hasData =
-    x.length > 0 && series.some(({ values }) => values.some((value) => value != null));
+  const { title, about, csv, x, series, unit, stacked, ordinal, wide, double, tools } = props;
+  // Nothing to stack is said in words; a line at zero is a figure.
+  const isDrawn = stacked ? Boolean : (value) => value != null;
+  const hasData = x.length > 0 && series.some(({ values }) => values.some(isDrawn));
   const table =
     () => html`<${Figures} caption=${title} rows=${x.map((at, i) => ({ at, i })).reverse()}
     columns=${[
@@ -49,7 +50,7 @@ export function Chart(props) {
     ${
       hasData
         ? html`<${Plot} ...${props} />`
-        : html`<p class="notice empty">${props.empty ?? "Nothing was measured in this range."}</p>`
+        : html`<p class="notice empty">${props.empty ?? "Nothing in this range."}</p>`
     }
   <//>`;
 }
