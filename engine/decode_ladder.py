@@ -125,7 +125,7 @@ class DecodeLadder:
         if drawn is not None:
             drawn(rung.buffers.token_ids[: len(rows)], order)
         inputs = rung.buffers.inputs
-        if inputs.fresh_blocks.numel():
+        if self._kv_cache.needs_clearing and inputs.fresh_blocks.numel():
             fresh = inputs.fresh_blocks.numpy()
             self._kv_cache.clear_blocks(self._device.send(fresh))
         if rung.plan is not None:

@@ -1,6 +1,7 @@
 """Paged keys and values: blocks of 16 tokens, one pool for all layers."""
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ class KVCache:
     masked values by zero, and 0 * NaN is NaN: without this, a sequence whose values overflowed
     would poison whoever gets its blocks next.
     """
+
+    needs_clearing: ClassVar[bool] = True
+    """Whether `clear_blocks` does anything; the runner then brings it the blocks."""
 
     def __init__(
         self,

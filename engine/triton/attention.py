@@ -33,9 +33,9 @@ class TileGroup:
     """[tiles, 4] int32, on the device; see `engine.triton.query_tiles`."""
     num_splits: int
     partial: Tensor | None = None
-    """[padded tokens, heads, num_splits, head_dim] float32: what shares of positions gave."""
+    """[tiles, heads, num_splits, head_dim] float32: what shares of positions gave."""
     lse: Tensor | None = None
-    """[padded tokens, heads, num_splits] float32."""
+    """[tiles, heads, num_splits] float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,10 @@ class AttentionPlan:
 class StaticAttentionPlan:
     """Decode steps of so many rows: an `engine.attention.StaticPlan`."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
+    def __init__(self, plan: AttentionPlan, block_size: int) -> None:
         self.plan = plan
         """Its tensors keep their addresses."""
+        self._block_size = block_size
 
     def update(self, inputs: BatchInputs) -> None:
         """See `engine.attention.StaticPlan`; raises ValueError for rows that do not fit.
@@ -68,13 +69,15 @@ class StaticAttentionPlan:
                 f"block tables are {rows} by {blocks}; the plan is for {tables.shape[0]} rows "
                 f"of up to {tables.shape[1]}"
             )
-        self.plan.groups[0].tiles.copy_(
-            to_device(decode_tiles(np.arange(rows), np.arange(rows), inputs.starts), tables.device),
-            non_blocking=True,
+        # No more of the tables than the longest row reads: at 128 Ki positions they are megabytes.
+        used = min(blocks, int(inputs.starts.max()) // self._block_size + 1)
+        tiles = decode_tiles(np.arange(rows), np.arange(rows), inputs.starts)
+        host = np.concatenate(
+            [tiles.ravel(), inputs.block_tables[:, :used].astype(np.int32).ravel()]
         )
-        tables[:, :blocks].copy_(
-            to_device(inputs.block_tables.astype(np.int32), tables.device), non_blocking=True
-        )
+        sent_tiles, sent_tables = to_device(host, tables.device).split([tiles.size, rows * used])
+        self.plan.groups[0].tiles.copy_(sent_tiles.view(tiles.shape))
+        tables[:, :used].copy_(sent_tables.view(rows, used))
 
 
 class TritonAttention:
@@ -160,7 +163,8 @@ class TritonAttention:
         rows = np.arange(num_rows)
         tables = np.full((num_rows, max_blocks), NO_BLOCK, np.int64)
         nothing = decode_tiles(rows, rows, np.full_like(rows, -1))
-        return StaticAttentionPlan(self.plan_of([("decode", nothing)], tables, num_rows))
+        plan = self.plan_of([("decode", nothing)], tables, num_rows)
+        return StaticAttentionPlan(plan, kv_cache.block_size)
 
     def static_plan_bytes(self, num_rows: int, max_blocks: int) -> int:
         """See `engine.attention.StaticAttention`."""
@@ -181,16 +185,17 @@ class TritonAttention:
         )
         *parts, tables = to_device(host, self._device).split([*sizes, block_tables.size])
         groups = tuple(
-            self._group(kind, part.view(-1, TILE_FIELDS), num_tokens)
+            self._group(kind, part.view(-1, TILE_FIELDS))
             for (kind, _), part in zip(maps, parts, strict=True)
         )
         return AttentionPlan(tables.view(block_tables.shape), groups, num_tokens)
 
-    def _group(self, kind: Kind, tiles: Tensor, num_tokens: int) -> TileGroup:
+    def _group(self, kind: Kind, tiles: Tensor) -> TileGroup:
         num_splits = self._num_splits(kind, len(tiles))
         if num_splits == 1:
             return TileGroup(kind, tiles, 1)
-        shape = (num_tokens, self._num_heads, num_splits)
+        # By tiles: a row that decodes beside a long prefill takes no more than it does alone.
+        shape = (len(tiles), self._num_heads, num_splits)
         return TileGroup(
             kind,
             tiles,

@@ -24,8 +24,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["stride_table"])  # of each step; else each kind of it is compiled
 def paged_attention_kernel(
-    out_ptr,  # [tokens, heads, HEAD_DIM]; split: [tokens, heads, NUM_SPLITS, HEAD_DIM] float32
-    lse_ptr,  # split: [tokens, heads, NUM_SPLITS] float32, base-2 logarithm of a share's sum
+    out_ptr,  # [tokens, heads, HEAD_DIM]; split: [tiles, heads, NUM_SPLITS, HEAD_DIM] float32
+    lse_ptr,  # split: [tiles, heads, NUM_SPLITS] float32, base-2 logarithm of a share's sum
     q_ptr,  # [tokens, heads, HEAD_DIM]
     k_ptr,  # [KV heads, blocks, BLOCK_SIZE, HEAD_DIM]
     v_ptr,
@@ -53,7 +53,7 @@ def paged_attention_kernel(
     HAS_WHOLE_TILES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid: tiles, KV heads, NUM_SPLITS."""
+    """Grid: tiles, KV heads, NUM_SPLITS. Split tiles have one token each."""
     i_head = tl.program_id(1)
     i_split = tl.program_id(2)
     tile_ptr = tiles_ptr + tl.program_id(0) * 4
@@ -127,7 +127,8 @@ def paged_attention_kernel(
         tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_q)
     else:
         num_heads = tl.num_programs(1) * GROUP
-        places = (tokens * num_heads + o_head) * NUM_SPLITS + i_split
+        i_tile = tl.program_id(0).to(tl.int64)
+        places = (i_tile * num_heads + o_head) * NUM_SPLITS + i_split
         b_lse = tl.where(b_sum == 0.0, -float("inf"), b_max + tl.log2(b_divisor))
         tl.store(lse_ptr + places, b_lse, mask=o_query < count)
         p_out = out_ptr + places[:, None] * HEAD_DIM + o_d[None, :]
@@ -201,8 +202,8 @@ def attend_tile(
 @triton.jit
 def combine_splits_kernel(
     out_ptr,  # [tokens, heads, HEAD_DIM]
-    part_ptr,  # [tokens, heads, NUM_SPLITS, HEAD_DIM] float32
-    lse_ptr,  # [tokens, heads, NUM_SPLITS] float32
+    part_ptr,  # [tiles, heads, NUM_SPLITS, HEAD_DIM] float32
+    lse_ptr,  # [tiles, heads, NUM_SPLITS] float32
     tiles_ptr,  # [tiles, 4] int32, of one token each
     stride_out,
     HEAD_DIM: tl.constexpr,
@@ -210,7 +211,8 @@ def combine_splits_kernel(
     NUM_SPLITS: tl.constexpr,
 ):
     """Weigh the shares of a token's positions by their sums. Grid: tiles, heads."""
-    tile_ptr = tiles_ptr + tl.program_id(0) * 4
+    i_tile = tl.program_id(0).to(tl.int64)
+    tile_ptr = tiles_ptr + i_tile * 4
     token = tl.load(tile_ptr + 1).to(tl.int64)
     if tl.load(tile_ptr + 2) == 0:
         return
@@ -218,7 +220,7 @@ def combine_splits_kernel(
     o_s = tl.arange(0, NUM_SPLITS)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < HEAD_DIM
-    places = (token * tl.num_programs(1) + i_head) * NUM_SPLITS + o_s
+    places = (i_tile * tl.num_programs(1) + i_head) * NUM_SPLITS + o_s
     b_lse = tl.load(lse_ptr + places)
     largest = tl.max(b_lse, axis=0)
     largest = tl.where(largest == -float("inf"), 0.0, largest)

@@ -17,6 +17,8 @@ class TritonKVCache(KVCache):
     A block need not be cleared: what its former owner left past the new owner's end is never read.
     """
 
+    needs_clearing = False
+
     def __init__(self, *, dtype: torch.dtype, device: torch.device | str, **shape: Any) -> None:
         self.is_fp8 = dtype is FP8
         # As bytes: Triton has the type only on GPUs since compute capability 8.9.

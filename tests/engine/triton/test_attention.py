@@ -51,6 +51,17 @@ def test_shares_of_a_rows_positions_are_put_together(dtype, window):
     sequences.assert_right(parts, window)
 
 
+def test_shares_take_room_by_their_rows_whatever_runs_beside_them():
+    sequences = PagedSequences((4, 2, 32), torch.float32, LENGTHS, max_positions=4096)
+    plan = sequences.attention.plan(sequences.inputs(MIXED), sequences.cache)
+    single, several = plan.groups
+    assert single.num_splits > 1 and several.num_splits == 1
+    assert single.partial is not None and single.lse is not None
+    assert single.partial.shape == (2, 4, single.num_splits, 32), "of 91 tokens, 2 are shared out"
+    assert single.lse.shape == (2, 4, single.num_splits)
+    sequences.assert_right(MIXED)
+
+
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.lists(
@@ -86,7 +97,9 @@ def test_a_static_plan_serves_later_steps_and_padding_touches_nothing(is_split):
     inputs = sequences.inputs([(0, 30, 31), (1, 7, 8), (2, 3, 4)])
     inputs.starts[1] = -1
     inputs.block_tables[1] = 10**6  # where there is no block
+    plan.plan.block_tables[:, 2:] = -7
     plan.update(inputs)
+    assert (plan.plan.block_tables[:, 2:] == -7).all(), "position 30 is in the second block"
     query = torch.cat([sequences.query[s][p][None] for s, p in ((0, 30), (1, 7), (2, 3))])
     query[1] = float("nan")
     out = sequences.attention.attend(query, sequences.cache, 1, None, plan)
