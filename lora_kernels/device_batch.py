@@ -56,6 +56,7 @@ class DeviceLoraBatch:
         self.is_static = variant is not None
         self._architecture = architecture or _architecture(self.device)
         self._max_tiles = max_rows
+        self._first_entry = _first_entry(max_rows)
         self._buffer = torch.zeros(_map_values(max_rows), dtype=torch.int32, device=device)
         values = _shrunk_values(max_rows, max_slices, max_rank, batch_invariant=batch_invariant)
         self.shrunk = torch.empty(values, dtype=torch.float32, device=device)
@@ -88,7 +89,7 @@ class DeviceLoraBatch:
     @property
     def permutation(self) -> Tensor:
         """[max_rows] int32: row numbers, segment after segment."""
-        return self._buffer[TILE_FIELDS * self._max_tiles :]
+        return self._buffer[self._first_entry :]
 
     def split_k(self, in_features: int) -> int:
         """Parts of a shrink's sum over its inputs."""
@@ -125,7 +126,7 @@ class DeviceLoraBatch:
         host = np.zeros(self._buffer.shape[0], dtype=np.int32)
         tiles = _tile_map(np.asarray(batch.segment_slot), indptr, lengths, self.tiles.rows)
         host[: tiles.size] = tiles.ravel()
-        first = TILE_FIELDS * self._max_tiles
+        first = self._first_entry
         host[first : first + len(order)] = order
         self._copy(torch.from_numpy(host))
         self.num_rows = batch.num_rows
@@ -165,7 +166,12 @@ def batch_bytes(
 
 
 def _map_values(max_rows: int) -> int:
-    return (TILE_FIELDS + 1) * max_rows
+    return _first_entry(max_rows) + max_rows
+
+
+def _first_entry(max_rows: int) -> int:
+    # On 16 bytes whatever the capacity: kernels are compiled anew for pointers that are not.
+    return -(-TILE_FIELDS * max_rows // 4) * 4
 
 
 def _shrunk_values(max_rows: int, max_slices: int, max_rank: int, *, batch_invariant: bool) -> int:

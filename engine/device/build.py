@@ -1,5 +1,8 @@
 """From a model folder to a runner on a device; `engine.build_runner` is the CPU's."""
 
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -11,11 +14,13 @@ from engine.attention import AttentionBackend, StaticAttention
 from engine.build_runner import BuiltRunner, SamplerFactory
 from engine.decode_buffers import decode_buffer_bytes
 from engine.decode_ladder import DecodeLadder, ladder_sizes
+from engine.device.device import Device
 from engine.device.device_runner import DeviceRunner
-from engine.device.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
+from engine.device.memory_plan import MemoryNeeds, MemoryPlan, describe, plan_memory
 from engine.device.profile import measure_step, profile_rows
 from engine.device.setup import DeviceSetup
 from engine.device.staging import InputStager
+from engine.device.warm_up import warm_up
 from engine.errors import ConfigError
 from engine.grammar.grammars import Grammars
 from engine.kv_cache import KVCache, kv_bytes_per_block
@@ -51,7 +56,8 @@ def build_device_runner(
     """Load a model onto a device and build its runner; see `engine.build_runner.build_runner`.
 
     Memory is measured by a step at the token budget, then divided by `plan_memory`, whose
-    arithmetic is logged. Graphs of decode steps are captured before this returns.
+    arithmetic is logged. Kernels are compiled, and graphs of decode steps captured, before this
+    returns.
     `kv_cache_dtype` is `auto` (the model's) or `fp8`: e4m3 with scales of 1, half the bytes.
 
     Raises ConfigError for a model or a setting that can never work, and for what does not fit.
@@ -71,17 +77,18 @@ def build_device_runner(
     scheme = choose_scheme(quantization, dtype=model_dtype, device=setup.device.torch_device)
     ops, kernels = setup.make_ops(length), setup.kernels()
     before = setup.device.facts().own
-    decoder = load_decoder(
-        config,
-        base,
-        dtype=model_dtype,
-        num_slots=setup.max_loras,
-        max_positions=length,
-        ops=ops,
-        kernels=kernels,
-        device=setup.device.torch_device,
-        scheme=scheme,
-    )
+    with _room_for(setup.device, "the model's weights and the adapters' rows do not fit"):
+        decoder = load_decoder(
+            config,
+            base,
+            dtype=model_dtype,
+            num_slots=setup.max_loras,
+            max_positions=length,
+            ops=ops,
+            kernels=kernels,
+            device=setup.device.torch_device,
+            scheme=scheme,
+        )
     row_size = adapter_row_bytes(decoder, model_dtype)
     held = setup.device.facts().own - before
     grammars = Grammars.from_pretrained(
@@ -100,11 +107,16 @@ def build_device_runner(
     )
     sizes = ladder_sizes(max_num_seqs) if decode_ladder else ()
     max_blocks = min(-(-length // block_size), num_kv_blocks or length)
+    with _room_for(setup.device, f"a step of {budget} tokens does not fit beside the weights"):
+        if setup.device.torch_device.type == "cuda":  # elsewhere nothing is compiled
+            parts.warm_up(stager, budget, max_num_seqs)
+        activations = parts.measure(stager, budget, max_num_seqs)
+        graph_tensors = parts.measure(stager, max_num_seqs, max_num_seqs) if sizes else 0
     needs = MemoryNeeds(
         weights=max(held - setup.pool_rows * row_size, 0),
-        activations=parts.measure(stager, budget, max_num_seqs),
+        activations=activations,
         num_graphs=len(sizes) * (2 if setup.max_loras else 1),
-        graph_tensors=parts.measure(stager, max_num_seqs, max_num_seqs) if sizes else 0,
+        graph_tensors=graph_tensors,
         buffers=parts.buffer_bytes(sizes, max_blocks)
         + setup.batch_bytes(padded_rows(budget, decoder.row_tile))
         + setup.batch_bytes(padded_rows(max_num_seqs, decoder.row_tile)),
@@ -128,7 +140,8 @@ def build_device_runner(
         setup.device.facts(), needs, utilization=gpu_memory_utilization, num_kv_blocks=num_kv_blocks
     )
     structlog.get_logger("engine.memory").info("memory", plan=plan.text)
-    runner = parts.runner(stager, plan, sizes, max_blocks)
+    with _room_for(setup.device, f"lower gpu_memory_utilization: less is there than\n{plan.text}"):
+        runner = parts.runner(stager, plan, sizes, max_blocks)
     return BuiltRunner(
         runner=runner,
         base=base,
@@ -147,6 +160,16 @@ def build_device_runner(
         invariance=None,
         scheme=scheme,
     )
+
+
+@contextmanager
+def _room_for(device: Device, refusal: str) -> Generator[None]:
+    """Within, whatever the device has no room for ends the start, with what there is."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first_line = str(error).partition("\n")[0]
+        raise ConfigError(f"{refusal}\n{describe(device.facts())}\n{first_line}") from error
 
 
 def adapter_row_bytes(decoder: Decoder, dtype: torch.dtype) -> int:
@@ -195,6 +218,23 @@ class _Parts:
             stager,
             profile_rows(num_tokens, max_num_seqs, self._config.max_model_len, self._block_size),
         )
+
+    def warm_up(self, stager: InputStager, num_tokens: int, max_num_seqs: int) -> None:
+        began = time.monotonic()
+        warm_up(
+            self._decoder,
+            self._cache(1),
+            self._attention,
+            self._sampler,
+            stager,
+            pin=self._setup.device.pin,
+            max_loras=self._setup.max_loras,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=num_tokens,
+            max_model_len=self._config.max_model_len,
+        )
+        seconds = round(time.monotonic() - began, 1)
+        structlog.get_logger("engine.kernels").info("kernels compiled", seconds=seconds)
 
     def buffer_bytes(self, sizes: tuple[int, ...], max_blocks: int) -> int:
         """What a ladder of these sizes holds beside its graphs, and the logits that they share."""

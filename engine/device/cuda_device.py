@@ -118,6 +118,7 @@ class CudaDevice:
 
     def facts(self) -> DeviceFacts:
         """See `Device.facts`."""
+        torch.cuda.empty_cache()  # what PyTorch keeps of what it has freed is nobody's
         free, total = torch.cuda.mem_get_info(self.torch_device)
         own = torch.cuda.memory_reserved(self.torch_device)
         return DeviceFacts(torch.cuda.get_device_name(self.torch_device), total, free, own)

@@ -95,7 +95,7 @@ def plan_memory(
     room = max(0, left) // needs.bytes_per_block - SPARE_BLOCKS
     blocks = num_kv_blocks or max(0, min(room, needs.max_num_seqs * one_sequence))
     lines = [
-        f"memory of {facts.name}: {_size(facts.total)}, of which {_size(facts.free)} are free",
+        describe(facts),
         _line(" ", allowed, "may be used", f"gpu_memory_utilization {utilization:g}"),
         _line("-", others, "others", "other processes, and the driver"),
         _line("-", needs.weights, "weights", ""),
@@ -141,6 +141,11 @@ def plan_memory(
             "\n".join([f"num_kv_blocks {num_kv_blocks} do not fit: {max(0, room)} do.", *lines])
         )
     return MemoryPlan(blocks, tuple(lines))
+
+
+def describe(facts: DeviceFacts) -> str:
+    """What a device has, in a line."""
+    return f"memory of {facts.name}: {_size(facts.total)}, of which {_size(facts.free)} are free"
 
 
 def _line(sign: str, size: int, name: str, why: str) -> str:

@@ -1,6 +1,9 @@
 """A step at the token budget, run once to see what it takes."""
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.batch_inputs import build_batch_inputs
@@ -12,8 +15,6 @@ from engine.sampling.launched import LaunchingSampler
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 
-_SAMPLING = SamplingParams(max_tokens=1, seed=0, top_p=0.9, logprobs=0)
-
 
 def profile_rows(
     num_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
@@ -23,18 +24,25 @@ def profile_rows(
     shares = [
         num_tokens * (i + 1) // num_rows - num_tokens * i // num_rows for i in range(num_rows)
     ]
-    lengths = [min(share, max_model_len) for share in shares]
     return [
-        ScheduledRow(
-            sequence_id=number,
-            token_ids=[0] * length,
-            start=0,
-            block_table=[0] * -(-length // block_size),
-            slot=None,
-            sampling=SamplingRow(_SAMPLING, (0,), [0] * length, length),
-        )
-        for number, length in enumerate(lengths)
+        trial_row(number, min(share, max_model_len), block_size)
+        for number, share in enumerate(shares)
     ]
+
+
+def trial_row(
+    number: int, length: int, block_size: int, *, slot: int | None = None, logprobs: int = 0
+) -> ScheduledRow:
+    """A prefill of `length` tokens that samples as most requests do; on block 0."""
+    params = SamplingParams(max_tokens=1, seed=0, top_p=0.9, logprobs=logprobs)
+    return ScheduledRow(
+        sequence_id=number,
+        token_ids=[0] * length,
+        start=0,
+        block_table=[0] * -(-length // block_size),
+        slot=slot,
+        sampling=SamplingRow(params, (0,), [0] * length, length),
+    )
 
 
 def measure_step(
@@ -47,12 +55,21 @@ def measure_step(
     rows: list[ScheduledRow],
 ) -> int:
     """Bytes that a step takes beyond what it finds."""
+    return device.peak_of(partial(run_step, decoder, kv_cache, attention, sampler, stager, rows))
 
-    @torch.inference_mode()
-    def run() -> None:
-        inputs = stager.place(build_batch_inputs(rows, kv_cache.block_size, decoder.row_tile))
-        logits = decoder.forward(inputs, kv_cache, attention)
-        sampling = [row.sampling for row in rows if row.sampling is not None]
-        sampler.launch(logits, sampling).result()
 
-    return device.peak_of(run)
+@torch.inference_mode()
+def run_step(
+    decoder: Decoder,
+    kv_cache: KVCache,
+    attention: AttentionBackend,
+    sampler: LaunchingSampler,
+    stager: InputStager,
+    rows: list[ScheduledRow],
+) -> Tensor:
+    """Run rows that all sample as an eager step, and wait; returns their logits."""
+    inputs = stager.place(build_batch_inputs(rows, kv_cache.block_size, decoder.row_tile))
+    logits = decoder.forward(inputs, kv_cache, attention)
+    sampling = [row.sampling for row in rows if row.sampling is not None]
+    sampler.launch(logits, sampling).result()
+    return logits

@@ -4,7 +4,9 @@ A graph is the list of operations that were queued, run again on the same tensor
 than CUDA: what a capture computes, and whatever lies in the graphs' pool before a replay, is NaN.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +27,19 @@ class ActedStream:
 
     def wait_stream(self, other: "ActedStream") -> None:
         self._cuda.events.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: "ActedEvent") -> None:
+        self._cuda.events.append(f"{self.name} waits for the mark on {event.stream}")
+
+
+class ActedEvent:
+    def __init__(self, cuda: "ActedCuda") -> None:
+        self._cuda = cuda
+        self.stream = ""
+
+    def record(self, stream: ActedStream) -> None:
+        self.stream = stream.name
+        self._cuda.events.append(f"mark on {stream.name}")
 
 
 class ActedGraph:
@@ -93,8 +108,9 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, ActedCuda]:
     for name, stand_in in {
         "is_available": lambda: True,
         "device_count": lambda: 1,
-        "set_device": lambda index: None,
+        "set_device": lambda index: cuda.events.append(f"{threading.get_ident()} on {index}"),
         "Stream": cuda.stream_of,
+        "Event": lambda blocking: ActedEvent(cuda),
         "stream": cuda.stream,
         "current_stream": lambda device: cuda.current,
         "graph_pool_handle": lambda: POOL,
@@ -102,7 +118,9 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, ActedCuda]:
         "graph": cuda.graph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    return CudaDevice(), cuda
+    device = CudaDevice()
+    cuda.events.clear()
+    return device, cuda
 
 
 def doubled(inputs: Tensor, calls: list[str], cuda: ActedCuda) -> Callable[[], Tensor]:
@@ -125,6 +143,26 @@ def test_a_capture_follows_warm_ups_on_its_own_stream_and_a_replay_calls_nothing
         inputs.fill_(value)
         assert replay.run().tolist() == [2 * value] * 2, "of what lies in the inputs by now"
     assert len(calls) == 3
+
+
+def test_what_is_put_aside_begins_behind_its_mark_on_the_device_of_the_engine(acted):
+    """A thread begins on device 0, whichever is the engine's."""
+    device, cuda = acted
+    after = device.mark()
+
+    def put_aside() -> int:
+        with device.aside(after):
+            device.mark()
+        device.mark()
+        return threading.get_ident()
+
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(put_aside).result()
+    assert other != threading.get_ident()
+    assert cuda.events == [
+        "mark on main", f"{other} on cuda:0", "side waits for the mark on main", "mark on side",
+        "mark on main",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [(6, 3, 1), (1, 3, 6)])

@@ -122,6 +122,43 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic(model_dir):
         build(model_dir, MeasuringDevice([small]), gpu_memory_utilization=0.2)
 
 
+class FullDevice(MeasuringDevice):
+    """Has no room for the n-th step that is measured."""
+
+    def __init__(self, full_at: int) -> None:
+        super().__init__([DeviceFacts("tiny", 256 * MIB, 3 * MIB, MIB)])
+        self._full_at = full_at
+
+    def peak_of(self, function: Callable[[], object]) -> int:
+        if self.num_calls + 1 == self._full_at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 MiB\nand more")
+        return super().peak_of(function)
+
+
+def test_what_runs_out_of_memory_while_it_is_measured_is_refused_and_told(model_dir):
+    expected = (
+        r"(?s)^a step of 40 tokens does not fit beside the weights\n"
+        r"memory of tiny: 256.0 MiB, of which 3.0 MiB are free\n"
+        r"CUDA out of memory. Tried to allocate 9 MiB$"
+    )
+    for full_at in (1, 2):
+        with pytest.raises(ConfigError, match=expected):
+            build(model_dir, FullDevice(full_at))
+
+
+def test_a_plan_that_does_not_hold_is_refused_with_its_arithmetic(model_dir, monkeypatch):
+    def no_room(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(module.DecodeLadder, "capture", no_room)
+    device = MeasuringDevice([DeviceFacts("tiny", 256 * MIB, 250 * MIB, MIB)])
+    with pytest.raises(ConfigError, match=r"(?s)^lower gpu_memory_utilization.*KV cache.*of tiny"):
+        build(model_dir, device)
+    monkeypatch.setattr(module, "load_decoder", no_room)
+    with pytest.raises(ConfigError, match=r"(?s)^the model's weights and the adapters' rows do"):
+        build(model_dir, device)
+
+
 @pytest.mark.parametrize(
     ("rank", "settings", "message"),
     [

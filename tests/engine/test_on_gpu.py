@@ -5,9 +5,11 @@ The bodies that they share with other tests run there in Triton's interpreter.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from triton import knobs
 
 from engine.decode_ladder import ladder_sizes
 from engine.device.cuda_device import CudaDevice
@@ -63,6 +65,22 @@ def hand_lab(
         max_model_len=128,
     )
     return lab, sampler
+
+
+def test_no_step_of_a_crowded_engine_compiles_a_kernel(
+    device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The first test, before any other has had kernels compiled."""
+    lab = make_device_lab(tmp_path, cuda_setup(max_loras=2, max_lora_rank=8))
+    compiled: list[str] = []
+
+    def note(*_: object, **call: object) -> bool:
+        compiled.append(str(call.get("repr")))
+        return False
+
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", note)
+    assert_crowded_engine_is_exact(lab, overlap=True)
+    assert not compiled
 
 
 @contextmanager
