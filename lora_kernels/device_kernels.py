@@ -26,6 +26,7 @@ class PinnedWeights:
     parts: tuple[LoraSlice | None, ...]
     """Views of the buffer. `b.T` is contiguous, as `a` is."""
     nbytes: int
+    """Of host memory: PyTorch hands pinned memory out in powers of two."""
 
     @staticmethod
     def pack(slices: Sequence[LoraSlice | None], dtype: torch.dtype, pin: Pin) -> "PinnedWeights":
@@ -50,7 +51,10 @@ class PinnedWeights:
             parts.append(LoraSlice(a, b, part.scaling))
             first = end
         sizes = tuple(None if part is None else part.b.shape[0] for part in slices)
-        return PinnedWeights(in_features, sizes, tuple(parts), buffer.nbytes)
+        nbytes = buffer.nbytes
+        if buffer.is_pinned():
+            nbytes = 1 << (nbytes - 1).bit_length()
+        return PinnedWeights(in_features, sizes, tuple(parts), nbytes)
 
     def slice(self, index: int) -> LoraSlice | None:
         """The weights of one slice."""

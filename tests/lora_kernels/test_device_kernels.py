@@ -37,6 +37,14 @@ def test_packed_slices_are_views_of_one_pinned_buffer_as_pages_take_them():
         assert part.a.untyped_storage().data_ptr() == pinned[0].untyped_storage().data_ptr()
 
 
+def test_pinned_weights_count_what_the_allocator_of_pinned_memory_takes(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda values: True)
+    weights = PinnedWeights.pack(SLICES, torch.bfloat16, lambda values: values)
+    assert weights.nbytes == 512, "of 382 bytes"
+    part = LoraSlice(torch.zeros(2, 12), torch.zeros(4, 2), 1.0)
+    assert PinnedWeights.pack([part], torch.float32, lambda values: values).nbytes == 128
+
+
 def test_slices_that_do_not_agree_are_refused():
     with pytest.raises(ValueError, match="A has 9 columns"):
         PinnedWeights.pack(

@@ -29,6 +29,14 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert (got.double() - expected.double()).abs().max().item() <= limit
 
 
+def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
+    """Within two roundings of float64, and no NaN."""
+    assert got.shape == exact.shape
+    if exact.numel():
+        limit = TOLERANCE[got.dtype] * max(1.0, exact.abs().max().item())
+        assert (got.double() - exact).abs().max().item() <= limit
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 33, 128])
 @pytest.mark.parametrize("weight_dtype", [None, torch.float32], ids=["llama", "gemma"])
@@ -52,6 +60,51 @@ def test_activations(dtype, activation, size):
     gate_up = (random(2, 2 * size) * 6).to(dtype)
     gate_up[0, :4] = torch.tensor([0.0, -0.0, 300.0, -300.0])
     assert_close(OPS.activate(gate_up, activation), TORCH.activate(gate_up, activation))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_every_kernel_is_near_its_definition_in_float64(dtype, num_rows):
+    """From none to a few rows of odd sizes, into memory that is poison."""
+    x, update = (random(num_rows, 33, dtype=dtype, seed=seed) for seed in (0, 1))
+    weight = random(33, dtype=dtype, seed=2)
+
+    def normed(values: torch.Tensor) -> torch.Tensor:
+        wide = values.double()
+        return wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+
+    assert_near(OPS.norm(x, weight, 1e-5), normed(x))
+    summed = x.clone()
+    got = OPS.add_and_norm_(summed, update, weight, 1e-5)
+    assert_near(summed, x.double() + update.double())
+    assert_near(got, normed(summed))
+
+    gate_up = random(num_rows, 2 * 17, dtype=dtype, seed=3) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_near(OPS.activate(gate_up, "silu"), gate * gate.sigmoid() * up)
+    cubed = 0.044715 * gate**3
+    gelu = 0.5 * gate * (1 + ((2 / torch.pi) ** 0.5 * (gate + cubed)).tanh())
+    assert_near(OPS.activate(gate_up, "gelu_pytorch_tanh"), gelu * up)
+
+    table = RotaryTable(tuple(0.5**i for i in range(5)), 1.25, 64)
+    positions, slots = torch.tensor([63, 0, 7])[:num_rows], torch.tensor([17, -1, 3])[:num_rows]
+    heads = random(num_rows, 3 + 2, 14, dtype=dtype, seed=4)  # 10 of 14 channels turn
+    angle = positions.double()[:, None, None] * torch.tensor([0.5**i for i in range(5)]).double()
+    cos, sin = 1.25 * angle.cos(), 1.25 * angle.sin()
+    first, second, rest = heads[:, :4].double().split([5, 5, 4], dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    values = heads[:, 4].clone()
+    cache = OPS.make_kv_cache(
+        num_layers=1, num_kv_heads=1, head_dim=14, num_blocks=2, block_size=16, dtype=dtype
+    )
+    assert_near(OPS.rotation(table, positions).store(heads, 3, cache, 0, slots), turned[:, :3])
+    keys_there, values_there = (part.flatten(1, 2)[0] for part in cache.layer(0))
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            assert_near(keys_there[slot], turned[token, 3])
+            assert torch.equal(values_there[slot], values[token])
+    untouched = [slot for slot in range(32) if slot not in slots.tolist()]
+    assert keys_there[untouched].isnan().all() and values_there[untouched].isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ def test_a_row_draws_the_same_alone_and_in_any_place():
         assert alone == [together[index]]
 
 
+def test_no_rows_draw_nothing():
+    draw = device_sampler().launch(logits_of(0), [])
+    assert draw.result() == [] and draw.token_ids.shape == (0,)
+
+
 @pytest.mark.parametrize("top_k", [3, 0])
 def test_equal_scores_are_kept_or_dropped_together(top_k):
     """As on the host: everything is drawn, though three or half of it were asked for."""
