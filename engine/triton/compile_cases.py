@@ -48,6 +48,7 @@ class AttentionCase(Case):
     """Attention of one launch, and what combines its splits."""
 
     kind: str
+    group: int = 4
     head_dim: int = 128
     is_fp8: bool = False
     window: int | None = None
@@ -57,7 +58,7 @@ class AttentionCase(Case):
 
     def calls(self, architecture: int) -> Iterator[KernelCall]:
         """See `Case.calls`."""
-        group, kv_heads, tokens = 4, 2, 64
+        group, kv_heads, tokens = self.group, 2, 64
         attention = TritonAttention(
             num_heads=group * kv_heads,
             num_kv_heads=kv_heads,
@@ -162,6 +163,7 @@ def all_cases() -> list[Case]:
             }  # fmt: skip
             cases.append(AttentionCase(name=f"{kind} {head_dim} window cap", **capped))
             cases.append(AttentionCase(name=f"{kind} {head_dim} all, fp8", is_fp8=True, **capped))
+        cases.append(AttentionCase(name=f"{kind} 64 of 7", kind=kind, head_dim=64, group=7))
         cases.append(AttentionCase(name=f"{kind} 128 fp8", kind=kind, is_fp8=True))
         cases.append(AttentionCase(name=f"{kind} 128 invariant", kind=kind, batch_invariant=True))
     cases.append(AttentionCase(name="decode 128 unsplit", kind="decode", is_split=False))

@@ -8,6 +8,8 @@ graph.
 
 from dataclasses import dataclass
 
+from engine.triton.tiles import choose_num_splits
+
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -134,6 +136,40 @@ class Dimensions:
         copy = 3 * 4 * self.vocab - 2 * self.vocab if is_narrow else 0
         return KernelCost(rows * (2 * 2 * self.vocab + copy))
 
+    @property
+    def projections(self) -> tuple[tuple[int, int, int], ...]:
+        """Inputs, slices and outputs of a layer's four fused linears."""
+        return (
+            (self.hidden, 3, self.query_width + 2 * self.kv_width),
+            (self.query_width, 1, self.hidden),
+            (self.hidden, 2, 2 * self.inner),
+            (self.inner, 1, self.hidden),
+        )
+
+    def lora_shrink(self, rows: int, adapters: int, rank: int) -> KernelCost:
+        """``t = x @ A.T`` on all linears of a layer, four launches: x and A read, t in float32.
+
+        >>> LLAMA_3_8B.lora_shrink(1, 1, 16).num_bytes
+        1298880
+        """
+        kept, done = 0, 0
+        for inputs, slices, _ in self.projections:
+            kept += 2 * inputs * (slices * adapters * rank + rows) + 4 * slices * rows * rank
+            done += 2 * rows * slices * rank * inputs
+        return KernelCost(kept, done)
+
+    def lora_expand(self, rows: int, adapters: int, rank: int) -> KernelCost:
+        """``y += t @ B.T`` on all linears of a layer, four launches: y is read and written.
+
+        >>> LLAMA_3_8B.lora_expand(1, 1, 16).num_bytes
+        1548736
+        """
+        kept, done = 0, 0
+        for _, slices, outputs in self.projections:
+            kept += 2 * outputs * (adapters * rank + 2 * rows) + 4 * slices * rows * rank
+            done += 2 * rows * rank * outputs
+        return KernelCost(kept, done)
+
     def linears(self, rows: int) -> KernelCost:
         """All of a layer's linears, for comparison: PyTorch's.
 
@@ -158,6 +194,8 @@ QWEN_2_5_05B = Dimensions(
 CONTEXT = 1024
 """Cached positions of each row of the sheet."""
 PROMPT = 2048
+ADAPTERS, RANK = 16, 16
+"""Of the sheet, on all linears; a batch of fewer rows has an adapter for each."""
 
 
 def sheet(model: Dimensions) -> list[tuple[str, str, int, KernelCost]]:
@@ -168,9 +206,16 @@ def sheet(model: Dimensions) -> list[tuple[str, str, int, KernelCost]]:
         rows += [
             ("attention", case, model.layers, model.attention(batch, 1, CONTEXT - 1)),
             ("attention, fp8", case, model.layers, model.attention(batch, 1, CONTEXT - 1, 1)),
+        ]
+        num_splits = choose_num_splits(batch, model.kv_heads, CONTEXT, 90)
+        if num_splits > 1:
+            of = f"{case}, {num_splits} shares"
+            rows.append(("combine", of, model.layers, model.combine(batch, num_splits)))
+        rows += [
             ("add and norm", case, 2 * model.layers, model.add_and_norm(batch)),
             ("rotate and store", case, model.layers, model.rotate_and_store(batch)),
             ("activate", case, model.layers, model.activate(batch)),
+            *_adapters(model, case, batch, min(batch, ADAPTERS)),
             ("draw", case, 1, model.draw(batch)),
             ("draw, top-p", case, 1, model.draw(batch, is_narrow=True)),
             ("(linears)", case, model.layers, model.linears(batch)),
@@ -181,9 +226,20 @@ def sheet(model: Dimensions) -> list[tuple[str, str, int, KernelCost]]:
         ("add and norm", case, 2 * model.layers, model.add_and_norm(PROMPT)),
         ("rotate and store", case, model.layers, model.rotate_and_store(PROMPT)),
         ("activate", case, model.layers, model.activate(PROMPT)),
+        *_adapters(model, case, PROMPT, 1),
         ("(linears)", case, model.layers, model.linears(PROMPT)),
     ]
     return rows
+
+
+def _adapters(
+    model: Dimensions, case: str, rows: int, adapters: int
+) -> list[tuple[str, str, int, KernelCost]]:
+    of = f"{case}, {adapters} of rank {RANK}"
+    return [
+        ("LoRA shrink", of, model.layers, model.lora_shrink(rows, adapters, RANK)),
+        ("LoRA expand", of, model.layers, model.lora_expand(rows, adapters, RANK)),
+    ]
 
 
 def table(model: Dimensions, gpus: tuple[Peaks, ...] = (A100, H100, B200)) -> str:
