@@ -177,12 +177,15 @@ def fit(service: OurService, rounds: Sequence[Calibration]) -> StepModel:
 
 
 def simulated(sent: Sent, model: StepModel, speed: float) -> Figures:
-    """The very same requests, on an engine that takes `speed` times as long as the model says."""
+    """The very same requests, on an engine that takes `speed` times as long as the model says.
+
+    Its adapters take no time to load: the service's have been in their slots since the calibration.
+    """
     study = replace(
         sent.study, step_model=msgspec.structs.replace(model, costs=scaled(model.costs, speed)),
         max_loras=model.max_loras, max_cpu_loras=model.max_cpu_loras,
         block_size=model.block_size, max_model_len=model.max_model_len,
-        load_seconds=model.load_seconds,
+        load_seconds=0.0,
     )  # fmt: skip
     budget = model.max_num_batched_tokens
     policy = NamedPolicy(f"chunked_{budget}", "chunked", model.max_num_seqs, budget)

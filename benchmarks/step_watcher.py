@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +18,7 @@ ANSWER_MS = 10_000
 
 
 class StepWatcher:
-    """Collects in a thread, from when it is made until it is closed."""
+    """Collects in a thread what is recorded from when it is made until it is closed."""
 
     def __init__(self, socket_path: Path) -> None:
         self.steps: list[StepRecord] = []
@@ -25,9 +26,11 @@ class StepWatcher:
         self.num_missed = 0
         self._cursor = Cursor()
         self._socket_path = socket_path
-        self._stop = threading.Event()
+        self._begun, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
+        if not self._begun.wait(2 * ANSWER_MS / 1e3):
+            raise SystemExit("the engine does not answer")
 
     def close(self) -> None:
         """Read what is left, and end."""
@@ -39,6 +42,11 @@ class StepWatcher:
             socket.set(zmq.IDENTITY, b"w" + secrets.token_bytes(15))
             socket.set(zmq.LINGER, 0)
             socket.connect(f"ipc://{self._socket_path}")
+            # A cursor that lies ahead counts as now: nothing that was recorded before is read.
+            generation = self._ask(socket, Cursor(), limit=1).generation
+            ahead = Cursor(generation, sys.maxsize, sys.maxsize, sys.maxsize)
+            self._cursor = self._ask(socket, ahead).cursor
+            self._begun.set()
             while True:
                 is_last = self._stop.wait(INTERVAL)
                 while self._read(socket):
@@ -47,16 +55,20 @@ class StepWatcher:
                     return
 
     def _read(self, socket: "zmq.Socket[bytes]") -> bool:
+        answer = self._ask(socket, self._cursor)
+        self._cursor = answer.cursor
+        self.steps += answer.steps
+        self.requests += answer.requests
+        self.num_missed += answer.missed
+        return answer.has_more
+
+    def _ask(self, socket: "zmq.Socket[bytes]", cursor: Cursor, limit: int = 500) -> Telemetry:
         codec = Codec()
-        socket.send(codec.encode(GetTelemetry(call_id=1, cursor=self._cursor)))
+        socket.send(codec.encode(GetTelemetry(call_id=1, cursor=cursor, limit=limit)))
         while socket.poll(ANSWER_MS):
             answer = codec.decode_engine(b"".join(socket.recv_multipart()))
             if isinstance(answer, Telemetry):
-                self._cursor = answer.cursor
-                self.steps += answer.steps
-                self.requests += answer.requests
-                self.num_missed += answer.missed
-                return answer.has_more
+                return answer
         raise SystemExit("the engine does not answer")
 
 

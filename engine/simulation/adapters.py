@@ -54,6 +54,7 @@ class SimulatedAdapters:
     def poll(self) -> list[AdapterEvent]:
         """See `AdapterSource`."""
         now = self._clock()
+        has_loaded = False
         while self._ends and self._ends[0][0] <= now:
             _, digest = heappop(self._ends)
             asked_at = self._loading.pop(digest)
@@ -61,7 +62,9 @@ class SimulatedAdapters:
             self._events.append(AdapterReady(digest, now - asked_at))
             self.num_loads += 1
             self._begin()
-        self._evict()
+            has_loaded = True
+        if has_loaded:
+            self._evict()
         events, self._events = self._events, []
         return events
 

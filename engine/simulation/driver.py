@@ -175,12 +175,10 @@ class Simulation:
                 if not self._sleep(until):
                     break
                 continue
-            began = self.clock.now
-            if quick is not None and quick.skip(self._next_event_at(until)):
-                self.use.add(self.clock.now - began, *quick.in_use())
-                continue
-            num_steps = self.runner.num_steps
-            outputs = self.core.step()
+            began, num_steps = self.clock.now, self.runner.num_steps
+            outputs = None if quick is None else quick.skip(self._next_event_at(until))
+            if outputs is None:
+                outputs = self.core.step()
             now = self.clock.now
             if quick is not None:
                 self.use.add(now - began, *quick.in_use())

@@ -62,8 +62,9 @@ class AdapterWait:
 
     adapter: str
     num_requests: int
-    ttft_p50_ms: float
-    ttft_p99_ms: float
+    ttft_p50_ms: float | None
+    """None, as the next one, of a fleet: it keeps no times by adapter."""
+    ttft_p99_ms: float | None
     longest_wait_ms: float
     queue_ms: dict[str, float]
     """Mean milliseconds in the queue by cause."""

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.simulation.figures import Figures, Slo
+from engine.simulation.figures import AdapterWait, Figures, Slo
 from engine.simulation.intervals import Sighting
 from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.record import RequestRecord
 from engine.simulation.use import UseMeter
+
+GAPS_AT_ONCE = 10_000
 
 
 @dataclass(slots=True)
@@ -44,7 +46,6 @@ class FleetFigures:
     last_end: float = 0.0
     ttft: LogHistogram = field(default_factory=LogHistogram)
     tpot: LogHistogram = field(default_factory=LogHistogram)
-    gap: LogHistogram = field(default_factory=LogHistogram)
     queue: LogHistogram = field(default_factory=LogHistogram)
     queue_seconds: dict[str, float] = field(default_factory=dict[str, float])
     adapters: dict[str, AdapterTally] = field(default_factory=dict[str, AdapterTally])
@@ -59,6 +60,15 @@ class FleetFigures:
     num_rows: int = 0
     sightings: list[Sighting] = field(default_factory=list[Sighting])
     """What the service's alerts would say of the replicas."""
+    _gap: LogHistogram = field(default_factory=LogHistogram)
+    _recent_gaps: list[float] = field(default_factory=list[float])
+    """Not counted so far: counted many at once, each costs a fraction."""
+
+    @property
+    def gap(self) -> LogHistogram:
+        """Between two tokens, over all requests."""
+        self._count_gaps()
+        return self._gap
 
     def take(self, replica: int, record: RequestRecord) -> None:
         """A request is over."""
@@ -79,7 +89,9 @@ class FleetFigures:
         self.ttft.add(ttft)
         self.tpot.add(tpot)
         self.queue.add(waited)
-        self.gap.add_all(np.diff(times))
+        self._recent_gaps += record.gaps
+        if len(self._recent_gaps) > GAPS_AT_ONCE:
+            self._count_gaps()
         self.num_output_tokens += record.num_output_tokens
         self.replicas[replica] = self.replicas.get(replica, 0) + record.num_output_tokens
         served = len(request.prompt_token_ids) + 2.0 * record.num_output_tokens
@@ -110,6 +122,10 @@ class FleetFigures:
             self.adapters.setdefault(adapter, AdapterTally()).merge(tally)
         for replica, tokens in other.replicas.items():
             self.replicas[replica] = self.replicas.get(replica, 0) + tokens
+
+    def _count_gaps(self) -> None:
+        self._gap.add_all(np.array(self._recent_gaps))
+        self._recent_gaps.clear()
 
     @property
     def seconds(self) -> float:
@@ -153,6 +169,21 @@ class FleetFigures:
             kv_peak=self.use.kv_peak / num_kv_blocks,
             slots_used=self.use.mean(self.use.slot_seconds),
             running=self.use.mean(self.use.running_seconds),
+        )
+
+    def adapter_waits(self, count: int = 20) -> tuple[AdapterWait, ...]:
+        """The `count` adapters whose requests waited longest in all."""
+        tallies = sorted(self.adapters.items(), key=lambda item: -sum(item[1].queue.values()))
+        return tuple(
+            AdapterWait(
+                adapter=adapter,
+                num_requests=tally.num_requests,
+                ttft_p50_ms=None,
+                ttft_p99_ms=None,
+                longest_wait_ms=1e3 * tally.longest_wait,
+                queue_ms={c: 1e3 * sum_ / tally.num_requests for c, sum_ in tally.queue.items()},
+            )
+            for adapter, tally in tallies[:count]
         )
 
     @property

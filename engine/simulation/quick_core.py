@@ -44,11 +44,13 @@ class QuickCore(EngineCore):
         """As `EngineCore.step`."""
         quick = self._quick
         self._take_adapter_events()
-        self._change_slots(*quick.take_slot_changes())
+        if quick.has_notices:
+            self._change_slots(*quick.take_slot_changes())
         plan = quick.plan()
-        changes = quick.take_slot_changes()
-        self._tell_source()
-        self._change_slots(*changes)
+        if quick.has_notices:
+            changes = quick.take_slot_changes()
+            self._tell_source()
+            self._change_slots(*changes)
         if plan.grants or plan.fillers:
             load = quick.step_load()
             self._clock.now += self._step_time.seconds(load)
@@ -56,25 +58,31 @@ class QuickCore(EngineCore):
             quick.commit_fillers(self._clock.now)
         return quick.take_outputs()
 
-    def skip(self, until: float) -> bool:
-        """Take all steps at once that begin before `until` and change nothing but tokens.
+    def skip(self, until: float) -> list[ClientOutput] | None:
+        """Take all steps at once that begin before `until` and change nothing but tokens; or one
+        in which, besides, some of what runs draws its last token.
 
-        False, and no change, if there are none, or but one.
+        None, and no change, if the next step is no such one.
         """
-        quick, clock = self._quick, self._clock
-        num_steps = quick.steady_steps()
-        if not num_steps or clock.now >= until:
-            return False
-        load, growing = quick.steady_load(), quick.growing()
-        longest = max(sequence.num_output_tokens for sequence in growing)
+        quick, now = self._quick, self._clock.now
+        if now >= until or (steady := quick.steady()) is None:
+            return None
+        num_steps, load, num_growing, longest = steady
+        seconds = self._step_time.seconds
+        if not num_steps:
+            self._clock.now = now + seconds(load)
+            self._totals.count(1, load.num_rows)
+            quick.take_last_step(self._clock.now)
+            return quick.take_outputs()
         times: list[float] = []
-        while len(times) < num_steps and clock.now < until:
-            clock.now += self._step_time.seconds(load)
-            times.append(clock.now)
-            load.next_decode(len(growing), longest + len(times))
+        while len(times) < num_steps and now < until:
+            now += seconds(load)
+            times.append(now)
+            load.next_decode(num_growing, longest + len(times))
+        self._clock.now = now
         self._totals.count(len(times), load.num_rows * len(times))
         quick.take_steps(times)
-        return True
+        return []
 
     def in_use(self) -> tuple[int, int, int]:
         """KV blocks, adapter slots, and sequences that run."""

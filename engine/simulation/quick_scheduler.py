@@ -2,7 +2,7 @@
 
 Nothing is decided here: who runs is the base class's business. Two things are cheaper. A row that
 decodes neither its first nor its last token is committed without a message to a client. And steps
-in which nothing can happen but that all that runs decodes are taken at once, see `steady_steps`.
+in which nothing can happen but that all that runs decodes are taken at once, see `steady`.
 All times, counters and states are those of the step-by-step way, to the last bit.
 """
 
@@ -38,6 +38,19 @@ class Lane(NamedTuple):
     queue: AdapterQueue
 
 
+class Steady(NamedTuple):
+    """Steps in which nothing happens but that all that runs decodes."""
+
+    num_steps: int
+    """0: in the very next one some of it draws its last token, see `take_last_step`."""
+    load: StepLoad
+    """Of the first one; `StepLoad.next_decode` leads to the next one."""
+    num_growing: int
+    """Rows that are not finished; the others are computed for nothing."""
+    longest_output: int
+    """Of a batch that is padded: tokens that the longest of these has drawn."""
+
+
 class QuickScheduler(Scheduler):
     """Every token that is drawn is `FILLER_TOKEN_ID`. `record_of` finds a request's record."""
 
@@ -62,6 +75,11 @@ class QuickScheduler(Scheduler):
 
     # -- one step
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether the runner or the adapters' source is to be told something."""
+        return self._lifecycle.slots.has_notices
+
     def plan(self) -> StepPlan:
         """As `schedule`, but without the rows."""
         self._time.tick()
@@ -80,25 +98,23 @@ class QuickScheduler(Scheduler):
         if self._plan.fillers or self._policy.keeps_finished:
             return StepLoad.of(self._plan.batch(self._lifecycle.blocks, self._lifecycle.slots))
         load = StepLoad()
-        num_decodes = context = 0
+        num_decodes = context = lora_tokens = 0
+        slots: set[int] = set()
         for sequence, num_tokens in self._plan.grants.items():
             if num_tokens == 1:
                 num_decodes += 1
                 context += sequence.num_computed
             else:
                 load.add(sequence.num_computed, num_tokens)
+            if sequence.slot is not None:
+                slots.add(sequence.slot)
+                lora_tokens += num_tokens
         context += num_decodes
         load.num_rows += num_decodes
         load.num_tokens += num_decodes
         load.context += context
         load.pairs += context
-        if self._config.max_loras:
-            slots = {sequence.slot for sequence in self._plan.grants}
-            slots.discard(None)
-            load.num_adapters = len(slots)
-            load.lora_tokens = load.num_tokens - sum(
-                num_tokens for s, num_tokens in self._plan.grants.items() if s.slot is None
-            )
+        load.num_adapters, load.lora_tokens = len(slots), lora_tokens
         return load
 
     def commit_fillers(self, now: float) -> None:
@@ -134,63 +150,56 @@ class QuickScheduler(Scheduler):
 
     # -- many steps
 
-    def steady_steps(self) -> int:
-        """In so many steps from now on nothing happens but that all that runs decodes.
+    def steady(self) -> Steady | None:
+        """The steps from now on in which nothing happens but that all that runs decodes.
 
         Provided that nothing arrives and no adapter does: then nobody can be admitted, because
-        nobody waits, or because all that waits is one queue, at whose head admission stopped in the
-        last step and would again. No sequence ends, and none lacks a block.
+        nobody waits, or all that waits is parked (its adapters are on their way), or it is one
+        queue, at whose head admission stopped in the last step and would again. No sequence ends,
+        and none lacks a block.
         """
         lifecycle = self._lifecycle
         waiting, running = lifecycle.waiting, lifecycle.running
         if not len(running) or len(self._outputs) or lifecycle.slots.has_notices:
-            return 0
+            return None
         if self._config.enable_prefix_cache and not self._policy.keeps_finished:
-            return 0
-        if waiting.num_waiting and not self._waits_in_vain():
-            return 0
-        steps, is_growing = self._config.max_sequence_len, False
-        for sequence in running:
-            if sequence.finished:
-                continue
-            lane = self._lanes.get(sequence.sequence_id) or self._lane_of(sequence)
-            if lane is None:
-                return 0
-            is_growing = True
-            left = lane.last_position - len(sequence.token_ids)
-            if left < steps:
-                if left < 2:  # an ordinary step costs less
-                    return 0
-                steps = left
-        if not is_growing:  # a static batch whose others were aborted ends with the next step
-            return 0
-        blocks = lifecycle.blocks
-        num_blocks = sum(
-            max(0, blocks.blocks_for(len(s.token_ids) + steps) - len(s.block_table))
-            for s in running
-        )
-        return steps if num_blocks <= blocks.num_free else 0
-
-    def steady_load(self) -> StepLoad:
-        """Of the first of these steps; `next_decode` leads to the next one."""
-        load = StepLoad()
+            return None
+        if waiting.num_waiting and not (self._is_parked() or self._waits_in_vain()):
+            return None
+        find_lane, num_steps = self._lanes.get, self._config.max_sequence_len
+        context = num_growing = lora_tokens = 0
         slots: set[int] = set()
-        for sequence in self._lifecycle.running:
-            load.add(len(sequence.token_ids) - 1, 1)
+        for sequence in running:
+            length = len(sequence.token_ids)
+            context += length
             if sequence.slot is not None:
                 slots.add(sequence.slot)
-                load.lora_tokens += 1
-            if self._policy.keeps_finished:
+                lora_tokens += 1
+            if sequence.finished:
+                continue
+            lane = find_lane(sequence.sequence_id) or self._lane_of(sequence)
+            if lane is None:
+                return None
+            num_growing += 1
+            num_steps = min(num_steps, lane.last_position - length)
+        is_static = self._policy.keeps_finished
+        # A static batch whose others were aborted, or have finished, ends with the next step.
+        if not num_growing or (is_static and not num_steps) or not self._has_blocks(num_steps):
+            return None
+        num_rows = len(running)
+        load = StepLoad(
+            num_rows=num_rows, num_tokens=num_rows, context=context, pairs=context,
+            num_adapters=len(slots), lora_tokens=lora_tokens,
+        )  # fmt: skip
+        longest = 0
+        if is_static:
+            for sequence in running:
                 load.add_sampled(sequence.num_prompt_tokens, sequence.num_output_tokens)
-        load.num_adapters = len(slots)
-        return load
-
-    def growing(self) -> list[Sequence]:
-        """Running sequences that are not finished; the others are computed for nothing."""
-        return [sequence for sequence in self._lifecycle.running if not sequence.finished]
+            longest = max(s.num_output_tokens for s in running if not s.finished)
+        return Steady(num_steps, load, num_growing, longest)
 
     def take_steps(self, times: SequenceOf[float]) -> None:
-        """Steps that end at these times, at least one and at most `steady_steps`."""
+        """Steps that end at these times: the first ones, at least one, of those of `steady`."""
         lifecycle, began = self._lifecycle, self._time.now
         self._time.tick()
         self._busy_ns += self._time.now - began
@@ -198,22 +207,36 @@ class QuickScheduler(Scheduler):
         self._num_steps += num_steps
         for _ in range(num_steps):
             lifecycle.gate.begin_step(is_idle=False)
-        fillers = [FILLER_TOKEN_ID] * num_steps
+        fillers, instant = [FILLER_TOKEN_ID] * num_steps, self._time.now
+        blocks, block_size = lifecycle.blocks, self._config.block_size
         owed: dict[AdapterQueue, int] = {}
         for sequence in lifecycle.running:
             if sequence.finished:
-                lifecycle.blocks.grow(sequence.block_table, len(sequence.token_ids))
+                blocks.grow(sequence.block_table, len(sequence.token_ids))
                 continue
-            lane = self._lanes[sequence.sequence_id]
+            _, record, token_times, request, queue = self._lanes[sequence.sequence_id]
             sequence.token_ids.extend(fillers)
             sequence.num_computed += num_steps
-            lifecycle.blocks.grow(sequence.block_table, sequence.num_computed)
-            sequence.request.last_token = self._time.now
-            lane.record.token_times.extend(times)
-            lane.record.num_output_tokens += num_steps
-            queue = sequence.request.queue
+            if sequence.num_computed > len(sequence.block_table) * block_size:
+                blocks.grow(sequence.block_table, sequence.num_computed)
+            request.last_token = instant
+            token_times.extend(times)
+            record.num_output_tokens += num_steps
             owed[queue] = owed.get(queue, 0) + num_steps
         self._charge(owed)
+
+    def take_last_step(self, now: float) -> None:
+        """The step after those of `steady`, if that says 0: it ends at `now`, in seconds."""
+        lifecycle = self._lifecycle
+        blocks, block_size = lifecycle.blocks, self._config.block_size
+        self._step_began = self._time.now
+        self._plan = StepPlan(self._config.max_num_batched_tokens)
+        lifecycle.gate.begin_step(is_idle=False)
+        for sequence in lifecycle.running:
+            if len(sequence.token_ids) > len(sequence.block_table) * block_size:
+                blocks.grow(sequence.block_table, len(sequence.token_ids))
+            self._plan.grants[sequence] = 1
+        self.commit_fillers(now)
 
     def in_use(self) -> tuple[int, int, int]:
         """KV blocks, adapter slots, and sequences that run."""
@@ -261,6 +284,27 @@ class QuickScheduler(Scheduler):
         is_decoding = sequence.num_drawn > 0 and sequence.num_uncomputed == 1
         return is_alone and is_decoding and not ends_early
 
+    def _has_blocks(self, num_steps: int) -> bool:
+        running, blocks = self._lifecycle.running, self._lifecycle.blocks
+        if len(running) * (num_steps // blocks.block_size + 2) <= blocks.num_free:
+            return True  # whatever room their last blocks have
+        num_missing = sum(
+            max(0, blocks.blocks_for(len(s.token_ids) + num_steps) - len(s.block_table))
+            for s in running
+        )
+        return num_missing <= blocks.num_free
+
+    def _is_parked(self) -> bool:
+        waiting, gate = self._lifecycle.waiting, self._lifecycle.gate
+        return (
+            waiting.stopped is None
+            and gate.oldest_claim is None
+            and waiting.ready.min() is None
+            and waiting.resuming.min() is None
+            and waiting.unplaced.min() is None
+            and (waiting.unfetched.min() is None or not gate.can_hasten)
+        )
+
     def _waits_in_vain(self) -> bool:
         waiting = self._lifecycle.waiting
         queue = waiting.stopped
@@ -273,11 +317,16 @@ class QuickScheduler(Scheduler):
     def _charge(self, owed: dict[AdapterQueue, int]) -> None:
         """Book output tokens by queue, as if one by one."""
         output_weight = float(self._config.output_weight)
+        is_whole = output_weight.is_integer()
         for queue, num_tokens in owed.items():
             self._num_output_tokens += num_tokens
             tenant = queue.tenant
-            parts = (output_weight, output_weight / tenant.weight, queue.counter, tenant.counter)
-            if all(part.is_integer() for part in parts):
+            if (
+                is_whole
+                and (output_weight / tenant.weight).is_integer()
+                and queue.counter.is_integer()
+                and tenant.counter.is_integer()
+            ):
                 self._lifecycle.charge(queue, num_tokens * output_weight)
             else:  # floats round, so the order of additions counts
                 for _ in range(num_tokens):

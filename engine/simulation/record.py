@@ -1,9 +1,9 @@
 """What became of each request of a simulation, and what a run amounts to."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Literal
 
 from engine.messages import EngineRequest, FinishReason, RequestTiming
@@ -55,7 +55,7 @@ class RequestRecord:
     def gaps(self) -> list[float]:
         """Seconds between tokens."""
         times = self.token_times
-        return [after - before for before, after in itertools.pairwise(times)]
+        return list(map(sub, times[1:], times))
 
 
 @dataclass(frozen=True, slots=True)

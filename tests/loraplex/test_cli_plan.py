@@ -48,6 +48,8 @@ def test_a_plan_is_printed_and_written_with_its_price(tmp_path):
     assert result.output.count("operating point") >= 2 and "the demand  " in result.output
     text = page.read_text()
     assert "because" in text and "The columns" in text
+    assert document["adapters"][0].keys() >= {"adapter", "queue_ms", "longest_wait_ms"}
+    assert "Queue time by adapter and cause, of the demand" in result.output
     assert text.count("<svg") >= 5 and "operating point" in text and "<script" not in text
 
 
@@ -82,15 +84,21 @@ def test_a_trace_gives_a_plan_its_rate_and_lengths(tmp_path):
 
 
 def test_replicas_are_simulated_behind_a_router(tmp_path):
-    file = tmp_path / "rows.json"
+    file, page = tmp_path / "rows.json", tmp_path / "page.html"
     rows = {}
     for routing in ("affinity", "round_robin"):
         result = _run("simulate", "--replicas", 3, "--routing", routing, "--rate", 90, "--seeds", 1,
                       "--policy", "chunked_512", "--adapters", 12, "--max-loras", 4, *SMALL,
-                      "--json", file)  # fmt: skip
+                      "--json", file, "--html", page)  # fmt: skip
         assert result.exit_code == 0, result.output
         [rows[routing]] = json.loads(file.read_text())["rows"]
     assert rows["affinity"]["num_installs"] < rows["round_robin"]["num_installs"]
+    waits = rows["round_robin"]["adapters"]
+    totals = [wait["num_requests"] * sum(wait["queue_ms"].values()) for wait in waits]
+    assert totals == sorted(totals, reverse=True) and waits[0]["queue_ms"]["load"] > 0
+    assert sum(wait["num_requests"] for wait in waits) == 0.9 * 60
+    told = "Queue time by adapter and cause: chunked_512 at 90 requests/s"
+    assert told in page.read_text() and told in result.output
 
 
 @pytest.mark.parametrize(

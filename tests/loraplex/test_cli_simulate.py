@@ -96,7 +96,8 @@ def test_replies_that_clients_cut_are_no_ends_of_their_own(tmp_path):
         "runaway_generation (warning, adapters a"
         in _simulate(*arguments, "--max-tokens", 50, "--html", page).output
     )
-    assert "at most 50 tokens" in page.read_text()
+    text = page.read_text()
+    assert "fixed:300, at most 50 tokens" in text and "rank 16; 30 ms to host memory" in text
 
 
 def test_the_failure_modes_are_made_named_and_cured(tmp_path):
@@ -127,6 +128,8 @@ def test_fleets_say_on_how_many_replicas_it_goes_wrong():
         (["--popularity", "hot:2"], "share must be 0 to 1"),
         (["--model", "/nowhere"], "config.json cannot be read"),
         (["--rate", "0"], "x>0"),
+        (["--json", "/nowhere/rows.json"], "there is no folder /nowhere"),
+        (["--html", "/"], "it is a folder"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(arguments, message):

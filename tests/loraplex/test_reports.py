@@ -65,6 +65,8 @@ def test_a_table_has_the_values_of_all_series():
     table = line_table(LINES, 0)
     assert table.columns == ["requests/s", "ours & theirs", "b"]
     assert table.rows == [["1", "100", "-"], ["4", "1,500 ± 80", "20"], ["9", "900", "-"]]
+    shares = LinePlot(x_label="x", y_label="share", series=[Series("s", [Point(1, 0.987)])])
+    assert line_table(shares).rows == [["1", "0.987"]]
 
 
 def test_a_page_escapes_what_it_is_given_and_loads_nothing():

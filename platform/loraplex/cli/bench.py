@@ -19,7 +19,14 @@ from engine.simulation.lengths import Lengths
 from engine.simulation.popularity import Popularity
 from engine.simulation.workload import Arrival, TraceError, Traffic, replay
 from loraplex.cli.options import print_table
-from loraplex.cli.traffic_options import file_options, slo_options, traffic_options
+from loraplex.cli.traffic_options import (
+    Spec,
+    file_options,
+    read_new_file,
+    slo_options,
+    traffic_options,
+    traffic_settings,
+)
 from loraplex.load.calls import Api, CallFormat
 from loraplex.load.client import open_client
 from loraplex.load.figures import after_warm_up, by_model
@@ -95,7 +102,7 @@ class _Plan:
 @slo_options
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--jsonl", "jsonl_file", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    "--jsonl", "jsonl_file", type=Spec("file", read_new_file),
     help="Write every call to this file: its times, tokens, error, and queue time by cause.",
 )  # fmt: skip
 @file_options
@@ -158,8 +165,12 @@ def bench(
     _write(runs, warm_up, jsonl_file, json_file)
     if html_file is not None:
         settings = [
-            ("endpoint", base_url), ("model", model), ("adapters", str(len(adapters))),
-            ("SLO", f"TTFT {slo.first_token:g} s, TPOT {slo.per_output_token:g} s"),
+            ("endpoint", base_url), ("model", model), ("adapters", ", ".join(adapters) or "none"),
+            *(
+                traffic_settings(variation, prompts, outputs) if replayed is None
+                else [("trace", f"{len(replayed):,} requests")]
+            ),
+            ("SLO", f"TTFT {1e3 * slo.first_token:g} ms, TPOT {1e3 * slo.per_output_token:g} ms"),
         ]  # fmt: skip
         html_file.write_text(render(load_report(runs, warm_up, settings)))
     _print(runs, warm_up)

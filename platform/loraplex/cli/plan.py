@@ -17,7 +17,10 @@ from loraplex.cli.options import print_table
 from loraplex.cli.study_options import like_trace, make_study, settings_of, study_options
 from loraplex.reports.html import render
 from loraplex.reports.of_plan import load_table, plan_report
+from loraplex.reports.of_queues import TITLE, queue_table
 from loraplex.reports.plan_answers import answers, load_words
+
+SHOWN_ADAPTERS = 5
 
 
 @click.command("plan")
@@ -71,6 +74,10 @@ def plan_command(
     click.echo(f"\n{load_words(demand, found)}\n")
     table = load_table(found)
     print_table(table.columns, table.rows)
+    waits = queue_table(found.expected.figures.adapter_waits(SHOWN_ADAPTERS))
+    if waits is not None:
+        click.echo(f"\n{TITLE}, of the demand")
+        print_table(waits.columns, waits.rows)
     if not found.meets_slo:
         raise click.exceptions.Exit(1)
 
@@ -129,6 +136,7 @@ def _document(demand: Demand, found: Plan, gpu_price: float | None) -> dict[str,
             asdict(seen.finding) | {"replica": seen.replica}
             for seen in found.expected.figures.sightings
         ],
+        "adapters": [asdict(wait) for wait in found.expected.figures.adapter_waits()],
         "operating_point": _row(found.operating),
         "expected": _row(found.expected),
         "by_load": [_row(trial) for trial in found.by_load],

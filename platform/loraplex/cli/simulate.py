@@ -26,6 +26,7 @@ from engine.simulation.study import (
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import make_study, settings_of, study_options
 from loraplex.reports.of_alerts import alert_lines, alerts, recognised_table
+from loraplex.reports.of_queues import last_waits, queue_table
 from loraplex.reports.of_simulation import COLUMNS, cell
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 ENOUGH_SEEDS = 40
 """The published figures are means over so many."""
+SHOWN_ADAPTERS = 5
 
 
 @click.command()
@@ -146,6 +148,8 @@ def simulate(
         )
         html_file.write_text(render(report))
     _print_rows(rows)
+    if not recognised:
+        _print_waits(rows)
     click.echo("\nAlerts")
     click.echo("\n".join(alert_lines(alerts(rows))))
     if recognised:
@@ -198,7 +202,7 @@ def _run_fleets(fleets: Sequence[Fleet], num_processes: int) -> list[Row]:
             rows.append(
                 Row(
                     fleet.policy.name, width, fleet.rate, fleet.seed, figures,
-                    num_replicas=fleet.num_replicas, sightings=tuple(found.sightings),
+                    found.adapter_waits(), fleet.num_replicas, tuple(found.sightings),
                 )
             )  # fmt: skip
     return rows
@@ -238,6 +242,14 @@ def _print_rows(rows: Sequence[Row]) -> None:
             for (policy, rate), group in grouped(rows).items()
         ),
     )
+
+
+def _print_waits(rows: Sequence[Row]) -> None:
+    title, waits = last_waits(grouped(rows))
+    table = queue_table(waits[:SHOWN_ADAPTERS])
+    if table is not None:
+        click.echo(f"\n{title}")
+        print_table(table.columns, table.rows)
 
 
 def _print_comparisons(comparisons: Sequence["Comparison"], num_seeds: int) -> None:

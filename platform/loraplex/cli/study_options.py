@@ -11,13 +11,18 @@ import click
 
 from engine.simulation.figures import Slo
 from engine.simulation.fitted import StepModel, read_step_model
-from engine.simulation.lengths import EmpiricalLength, Lengths
+from engine.simulation.lengths import CappedLength, EmpiricalLength, Lengths
 from engine.simulation.model_shape import LLAMA_3_1_8B, ModelShape
 from engine.simulation.popularity import Popularity, weighted
 from engine.simulation.roofline import GPUS
 from engine.simulation.study import Study
 from engine.simulation.workload import Arrival, replay
-from loraplex.cli.traffic_options import file_options, slo_options, traffic_options
+from loraplex.cli.traffic_options import (
+    file_options,
+    slo_options,
+    traffic_options,
+    traffic_settings,
+)
 
 T = TypeVar("T")
 DEFAULT_MAX_MODEL_LEN = 10_241
@@ -121,16 +126,17 @@ def settings_of(study: Study) -> list[tuple[str, str]]:
         else [("measured on", measured.machine or "a machine that is not named")]
     )
     traffic = (
-        [("prompts", _words(study.prompts)), ("outputs", _words(study.outputs) + _limit(study))]
+        [
+            *traffic_settings(study.variation, study.prompts, _capped(study)),
+            ("requests", _counted(study, study.num_requests)),
+            ("adapters", _adapters(study)),
+        ]
         if study.trace is None
-        else [("trace", f"{len(study.trace):,} requests")]
+        else [("trace", _counted(study, len(study.trace)))]
     )
-    adapters = 0 if study.popularity is None else len(study.popularity.cumulative)
     return [
         *machine,
         *traffic,
-        ("requests", f"{study.num_requests:,}, the first {study.warm_up:.0%} not counted"),
-        ("adapters", f"{adapters:,} of {study.num_tenants:,} tenants"),
         ("KV blocks", f"{study.kv_blocks:,} of {study.block_size} tokens"),
         ("SLO", f"TTFT {1e3 * study.slo.first_token:g} ms, "
                 f"TPOT {1e3 * study.slo.per_output_token:g} ms"),
@@ -156,11 +162,22 @@ def _machine(
     }
 
 
-def _limit(study: Study) -> str:
-    return "" if study.max_tokens is None else f", at most {study.max_tokens:,} tokens"
+def _capped(study: Study) -> Lengths:
+    cap = study.max_tokens
+    return study.outputs if cap is None else CappedLength(study.outputs, cap)
 
 
-def _words(lengths: Lengths) -> str:
-    if isinstance(lengths, EmpiricalLength):
-        return f"{len(lengths.lengths):,} that were seen"
-    return str(lengths)
+def _counted(study: Study, num_requests: int) -> str:
+    return f"{num_requests:,} requests, the first {study.warm_up:.0%} not counted"
+
+
+def _adapters(study: Study) -> str:
+    if study.popularity is None:
+        return "none: all is for the base model"
+    shares = study.popularity.cumulative
+    rank = "" if study.step_model else f"; rank {study.adapter_rank}"
+    return (
+        f"{len(shares):,} of {study.num_tenants:,} tenants; the most popular has "
+        f"{shares[0] / shares[-1]:.1%} of the requests{rank}; {1e3 * study.load_seconds:g} ms to "
+        "host memory"
+    )

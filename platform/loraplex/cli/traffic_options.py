@@ -1,6 +1,7 @@
 """Traffic as options say it: `lognormal:1000:0.8:32:8192`, `zipf:1.1`, `gamma:2`."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,7 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from engine.simulation.figures import Slo
-from engine.simulation.lengths import EmpiricalLength, FixedLength, Lengths, LognormalLength
+from engine.simulation.lengths import (
+    CappedLength,
+    EmpiricalLength,
+    FixedLength,
+    Lengths,
+    LognormalLength,
+)
 from engine.simulation.popularity import Popularity, one_hot, uniform, zipf
 
 T = TypeVar("T")
@@ -31,6 +38,18 @@ class Spec(click.ParamType[Any, Any]):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
+def read_new_file(spec: str) -> Path:
+    """A file that is written in the end; that it cannot be is an error before the work."""
+    path = Path(spec)
+    if path.is_dir():
+        raise ValueError("it is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError("it cannot be written")
+    return path
+
+
 def read_lengths(spec: str) -> Lengths:
     """`fixed:N`, `lognormal:MEAN[:SIGMA[:SHORTEST:LONGEST]]`, or `@FILE` with a length a line."""
     if spec.startswith("@"):
@@ -49,6 +68,37 @@ def read_lengths(spec: str) -> Lengths:
             )
         case _:
             raise ValueError("not fixed:N, lognormal:MEAN[:SIGMA[:SHORTEST:LONGEST]] or @FILE")
+
+
+def traffic_settings(
+    variation: float | None, prompts: Lengths, outputs: Lengths
+) -> list[tuple[str, str]]:
+    """What a report says of traffic that was drawn: in the words of the options."""
+    return [
+        ("arrivals", _arrivals_words(variation)),
+        ("prompts", _length_words(prompts)),
+        ("outputs", _length_words(outputs)),
+    ]
+
+
+def _length_words(lengths: Lengths) -> str:
+    match lengths:
+        case FixedLength(length):
+            return f"fixed:{length}"
+        case LognormalLength(mean=mean, sigma=sigma, shortest=shortest, longest=longest):
+            return f"lognormal:{mean:g}:{sigma:g}:{shortest}:{longest}"
+        case EmpiricalLength(seen):
+            return f"{len(seen):,} that were seen"
+        case CappedLength(capped, longest):
+            return f"{_length_words(capped)}, at most {longest:,} tokens"
+        case _:
+            return str(lengths)
+
+
+def _arrivals_words(variation: float | None) -> str:
+    if variation is None:
+        return "bursty"
+    return "poisson" if variation == 1.0 else f"gamma:{variation:g}"
 
 
 def read_variation(spec: str) -> float | None:
@@ -123,10 +173,10 @@ def slo_options(command: Callable[..., T]) -> Callable[..., T]:
 
 def file_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add `--json` and `--html`: files to write."""
-    path = click.Path(dir_okay=False, writable=True, path_type=Path)
+    file = Spec("file", read_new_file)
     for option in (
-        click.option("--html", "html_file", type=path, help="Write a report with plots."),
-        click.option("--json", "json_file", type=path, help="Write all rows to this file."),
+        click.option("--html", "html_file", type=file, help="Write a report with plots."),
+        click.option("--json", "json_file", type=file, help="Write all rows to this file."),
     ):
         command = option(command)
     return command

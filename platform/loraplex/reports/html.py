@@ -15,12 +15,13 @@ body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,
 main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:44px 0 6px}
 p{margin:0 0 12px;max-width:80ch}.soft{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;margin:22px 0}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:12px;margin:22px 0}
 .facts div{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:10px 14px}
 .facts dt{color:var(--soft);font-size:13px;overflow-wrap:anywhere}
 .facts dd{margin:0;font-size:17px;line-height:1.3;font-weight:600}
 .pair{display:grid;grid-template-columns:minmax(0,3fr) minmax(0,2fr);gap:26px;align-items:start}
-.pair svg{width:100%;height:auto}.wide{overflow-x:auto}
+.pair svg{width:100%;height:auto;min-width:500px}.wide{overflow-x:auto}
+.above{grid-template-columns:minmax(0,1fr)}.above svg{max-width:700px}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:5px 9px;border-bottom:1px solid var(--edge);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom}
@@ -37,6 +38,8 @@ margin:8px 0 0;font-size:13px;font-variant-numeric:tabular-nums}
 @media (max-width:900px){.pair{grid-template-columns:minmax(0,1fr)}}
 @media print{.pair{grid-template-columns:minmax(0,1fr)}h2,.pair{break-inside:avoid}}
 """
+COLUMNS_BESIDE = 6
+"""Of a table that stands beside its plot; a wider one stands below."""
 
 
 def render(report: Report) -> str:
@@ -80,7 +83,10 @@ def _section(section: Section) -> Iterable[str]:
         yield f'<div class="wide">{_table(table)}</div>' if table else ""
     else:
         drawn = chart(section.plot, title=section.title)
-        yield f'<div class="pair">{drawn}<div class="wide">{_table(table)}</div></div>'
+        has_room = table is None or len(table.columns) <= COLUMNS_BESIDE
+        kind = "pair" if has_room else "pair above"
+        parts = (f'<div class="wide">{part}</div>' for part in (drawn, _table(table)))
+        yield f'<div class="{kind}">{"".join(parts)}</div>'
     yield "</section>"
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.plan import Demand, Plan, Setup, Trial
 from loraplex.reports.of_alerts import alert_section, replica_alerts
+from loraplex.reports.of_queues import queue_section
 from loraplex.reports.plan_answers import answers, load_label, load_words
-from loraplex.reports.plots import BarPlot, LinePlot, Point, Report, Section, Series, TextTable
+from loraplex.reports.plots import LinePlot, Point, Report, Section, Series, TextTable
 
-NUM_ADAPTERS = 20
 COLUMNS: tuple[tuple[str, Callable[[Trial], str], str], ...] = (
     ("requests/s a replica", lambda t: f"{t.setup.rate:,.2f}", "that are sent to it"),
     ("tokens/s a replica", lambda t: f"{t.tokens_per_second:,.0f}", "output tokens it gives"),
@@ -66,7 +66,7 @@ def plan_report(
             *_by_load(demand, found),
             *_by_setting("max_num_seqs", found.by_seats, lambda s: s.max_num_seqs),
             *_by_setting("max_loras", found.by_slots, lambda s: s.max_loras),
-            *_queues(expected),
+            *queue_section(expected.figures.adapter_waits()),
             alert_section(alerts),
             Section(
                 title="The columns",
@@ -139,36 +139,6 @@ def _by_setting(name: str, trials: Sequence[Trial], value: Callable[[Setup], int
                 series=[Series("goodput", points)],
             ),
             table=trial_table(trials, (name, lambda trial: f"{value(trial.setup)}")),
-        )
-    ]  # fmt: skip
-
-
-def _queues(trial: Trial) -> list[Section]:
-    tallies = sorted(trial.figures.adapters.items(), key=lambda item: -sum(item[1].queue.values()))[
-        :NUM_ADAPTERS
-    ]
-    causes = list(dict.fromkeys(cause for _, tally in tallies for cause in tally.queue))
-    if not causes:
-        return []
-    means = [
-        (adapter, [1e3 * tally.queue.get(c, 0.0) / tally.num_requests for c in causes])
-        for adapter, tally in tallies
-    ]
-    return [
-        Section(
-            title="Queue time by adapter and cause",
-            text="The adapters that waited longest in all; mean milliseconds of their requests.",
-            plot=BarPlot(x_label="ms", parts=causes, bars=means),
-            table=TextTable(
-                ["adapter", "requests", "longest wait, ms", *causes],
-                [
-                    [
-                        adapter, f"{tally.num_requests:,}", f"{1e3 * tally.longest_wait:,.0f}",
-                        *(f"{value:,.1f}" for value in values),
-                    ]
-                    for (adapter, tally), (_, values) in zip(tallies, means, strict=True)
-                ],
-            ),
         )
     ]  # fmt: skip
 

@@ -6,8 +6,8 @@ from engine.simulation.failure_modes import Recognised
 from engine.simulation.published import Comparison
 from engine.simulation.study import Groups, Row, grouped, spread
 from loraplex.reports.of_alerts import alert_section, alerts, recognised_table
+from loraplex.reports.of_queues import last_waits, queue_section
 from loraplex.reports.plots import (
-    BarPlot,
     LinePlot,
     Point,
     Report,
@@ -16,7 +16,6 @@ from loraplex.reports.plots import (
     TextTable,
 )
 
-NUM_ADAPTERS = 20
 LINES = (
     ("Output tokens a second", "output_tokens_per_second", "tokens/s", "linear"),
     ("Time to first token, median", "ttft_p50_ms", "ms", "log"),
@@ -49,7 +48,9 @@ def simulation_report(
     """Of at least one row."""
     groups = grouped(rows)
     num_seeds = max(len(group) for group in groups.values())
-    sections = [*_curves(groups), alert_section(alerts(rows)), *_queues(groups), _all(groups)]
+    title, waits = last_waits(groups)
+    queues = queue_section(waits, title)
+    sections = [*_curves(groups), alert_section(alerts(rows)), *queues, _all(groups)]
     if comparisons:
         sections.insert(0, _published(comparisons))
     spread_words = (
@@ -111,37 +112,6 @@ def _curves(groups: Groups) -> list[Section]:
     if len({rate for _, rate in groups}) < 2:
         return []
     return [curves(groups, *line) for line in LINES]
-
-
-def _queues(groups: Groups) -> list[Section]:
-    """Where adapters waited, under the last policy at its highest rate."""
-    (policy, rate), group = max(groups.items(), key=lambda item: item[0][1])
-    adapters = group[0].adapters[:NUM_ADAPTERS]
-    causes = list(dict.fromkeys(cause for a in adapters for cause in a.queue_ms))
-    if not causes:
-        return []
-    return [
-        Section(
-            title=f"Queue time by adapter and cause: {policy} at {rate:g} requests/s",
-            text="The adapters that waited longest in all; means of their requests, one seed.",
-            plot=BarPlot(
-                x_label="ms",
-                parts=causes,
-                bars=[(a.adapter, [a.queue_ms.get(c, 0.0) for c in causes]) for a in adapters],
-            ),
-            table=TextTable(
-                ["adapter", "requests", "TTFT p99, ms", "longest wait, ms", *causes],
-                [
-                    [
-                        a.adapter, f"{a.num_requests:,}", f"{a.ttft_p99_ms:,.0f}",
-                        f"{a.longest_wait_ms:,.0f}",
-                        *(f"{a.queue_ms.get(c, 0.0):,.1f}" for c in causes),
-                    ]
-                    for a in adapters
-                ],
-            ),
-        )
-    ]  # fmt: skip
 
 
 def _all(groups: Groups) -> Section:

@@ -94,9 +94,12 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
 
 
-def line_table(plot: LinePlot, digits: int = 1) -> TextTable:
-    """A plot's numbers: a row for each x, a column for each series."""
-    xs = sorted({point.x for series in plot.series for point in series.points})
+def line_table(plot: LinePlot, digits: int | None = None) -> TextTable:
+    """A plot's numbers: a row for each x, a column for each series. Shares get three digits."""
+    points = [point for series in plot.series for point in series.points]
+    if digits is None:
+        digits = 3 if all(abs(point.y) <= 1 for point in points) else 1
+    xs = sorted({point.x for point in points})
     found = [{point.x: point for point in series.points} for series in plot.series]
 
     def cell(point: Point | None) -> str:
