@@ -465,18 +465,22 @@ def test_a_refusal_while_draining_has_its_own_code() -> None:
 
 
 @pytest.mark.parametrize("num_stops", [1, 2])
-def test_what_still_runs_at_the_deadline_or_second_signal_gets_a_last_output(
+def test_what_still_runs_or_loads_at_the_deadline_or_second_signal_gets_a_last_output(
     num_stops: int,
 ) -> None:
     runner = ScriptedRunner(endless, before_step=pace)
     with server_thread(runner, drain_seconds=0.2 if num_stops == 1 else 60.0) as server:
-        client = server.joined_client()
-        client.send(Generate(request(1, [5], max_tokens=2000)))
-        client.receive(Outputs)
+        running, loading = server.joined_client(), server.joined_client()
+        running.send(Generate(request(1, [5], max_tokens=2000)))
+        running.receive(Outputs)
+        loading.send(Generate(request(1, [5], adapter=A)))  # whose files nobody brings
+        loading.receive(Accepted)
+        assert loading.stats().stats.waiting == 1
         for _ in range(num_stops):
             server.server.stop()
-        last = client.receive_last(1)
-        assert last.error_code == "engine_stopped" and last.error
+        for client in (running, loading):
+            last = client.receive_last(1)
+            assert last.error_code == "engine_stopped" and last.error
         assert server.join() == 0
 
 

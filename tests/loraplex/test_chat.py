@@ -98,27 +98,35 @@ async def test_a_stream_says_what_the_whole_reply_says(tmp_path, include_usage):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_cuts_the_text_and_the_count(tmp_path, stream):
+async def test_a_stop_string_cuts_the_text_and_the_count_of_every_choice(tmp_path, stream):
     async with running_service(tmp_path) as service, service.openai() as client:
         tokens = service.tokenizer.encode("numbers 0 1 2 3 stop 4 5 6", False)
         service.engine.script = lambda request: tokens * 3
-        kwargs = {"model": "base", "messages": HELLO, "stop": [" stop", "never"], "max_tokens": 60}
+        kwargs = {
+            "model": "base", "messages": HELLO, "n": 2, "max_tokens": 60,
+            "stop": [" stop", "never"],
+        }  # fmt: skip
         if stream:
             events = await client.chat.completions.create(
                 **kwargs, stream=True, stream_options={"include_usage": True}
             )
             chunks = [chunk async for chunk in events]
-            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-            reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
-            assert [r for r in reasons if r] == ["stop"]
+            said = [choice for c in chunks for choice in c.choices]
+            texts = [
+                "".join(choice.delta.content or "" for choice in said if choice.index == index)
+                for index in range(2)
+            ]
+            reasons = [choice.finish_reason for choice in said if choice.finish_reason]
+            assert chunks[-1].choices == []
             usage = chunks[-1].usage
         else:
             reply = await client.chat.completions.create(**kwargs)
-            text, usage = reply.choices[0].message.content, reply.usage
-            assert reply.choices[0].finish_reason == "stop"
-        assert text == "numbers 0 1 2 3"
-        assert usage is not None
-        counted = tokens[: usage.completion_tokens]
+            texts, usage = [choice.message.content for choice in reply.choices], reply.usage
+            reasons = [choice.finish_reason for choice in reply.choices]
+        assert texts == ["numbers 0 1 2 3"] * 2
+        assert reasons == ["stop"] * 2
+        assert usage is not None and usage.completion_tokens % 2 == 0
+        counted = tokens[: usage.completion_tokens // 2]
         assert service.tokenizer.decode(counted).endswith("stop")
         assert not service.tokenizer.decode(counted[:-1]).endswith("stop")
         (row,) = await service.usage()
