@@ -5,19 +5,33 @@ import contextlib
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from adapter_store.blobs import LocalBlobStore
+from adapter_store.registry.models import (
+    Adapter,
+    AdapterVersion,
+    Alias,
+    Audit,
+    Registration,
+    StoredReply,
+    Usage,
+)
 from tests.support.adapter_writer import Writer
 from tests.support.api_processes import World
 from tests.support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+_TABLES = (Adapter, AdapterVersion, Alias, StoredReply, Registration, Usage, Audit)
 
 
 async def test_processes_killed_at_random_points_lose_nothing_that_was_acknowledged(
@@ -153,6 +167,20 @@ async def test_uploads_calls_and_deletes_through_both_processes_leave_nothing(
             names = ("running", "waiting", "kv_blocks_used", "host_adapters", "resident", "warm")
             return {name: stats[name] for name in names}
 
+        async def changes() -> Counter[str]:
+            """How often the audit trail tells of each kind of change to it."""
+            counted: Counter[str] = Counter()
+            page: dict[str, Any] = {"next": 2**62}
+            while "next" in page:
+                asked = {"tenant": "acme", "limit": 1000, "before": page["next"]}
+                page = (await a.get("/admin/audit", params=asked)).raise_for_status().json()
+                counted.update(
+                    entry["action"]
+                    for entry in page["data"]
+                    if entry["subject"].startswith("fleeting")
+                )
+            return counted
+
         async def one_round(number: int) -> None:
             one, other = both[number % 2], both[(number // 2) % 2]
             (await world.upload(one, "fleeting", number)).raise_for_status()
@@ -174,11 +202,109 @@ async def test_uploads_calls_and_deletes_through_both_processes_leave_nothing(
         await until_as_before()
         names_before = names()
         memory_before, files_before = memory(), num_files()
+        rows_before, changes_before = await world.count_rows(*_TABLES), await changes()
         for number in range(20, 120):
             await one_round(number)
         await until_as_before()
+        calls = {"usage": 100, "audit": 300}  # an upload is a version and a move of the alias
+        rows = {name: number + calls.get(name, 0) for name, number in rows_before.items()}
+        async with asyncio.timeout(30):  # usage comes in groups
+            while await world.count_rows(*_TABLES) != rows:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert await changes() - changes_before == dict.fromkeys(
+            ("version.create", "alias.set", "adapter.delete"), 100
+        )
         async with asyncio.timeout(30):  # some of those before expire by themselves
             while not names() <= names_before:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert num_files() <= files_before + 4
         assert memory() - memory_before < 16 * 2**20
+
+
+async def test_a_stream_keeps_its_version_and_twenty_swaps_leave_every_count_flat(world: World):
+    apis = world.apis
+    children = psutil.Process(apis.service.process.pid).children
+    first, second = apis.pids()
+
+    def open_files_and_memory() -> tuple[int, int]:
+        running = children()
+        return (
+            sum(child.num_fds() for child in running),
+            sum(child.memory_info().rss for child in running),
+        )
+
+    async with apis.client(first) as a, apis.client(second) as b, apis.client(first) as c:
+
+        async def complete(client: httpx.AsyncClient, model: str, max_tokens: int):
+            asked = {
+                "model": model, "prompt": [1, 2, 3], "max_tokens": max_tokens,
+                "ignore_eos": True, "temperature": 0,
+            }  # fmt: skip
+            reply = await client.post("/t/acme/v1/completions", json=asked)
+            return reply.raise_for_status()
+
+        async def text() -> str:
+            return (await complete(c, "swapped", 600)).json()["choices"][0]["text"]
+
+        async def served_by(client: httpx.AsyncClient) -> str:
+            return (await complete(client, "swapped", 2)).headers["x-loraplex-adapter"]
+
+        async def swap(number: int) -> None:
+            """Upload a version through one process, and delete the last through the other."""
+            here, there = (a, b) if number % 2 else (b, a)
+            (await world.upload(here, "swapped", 100 + number)).raise_for_status()
+            newest = f"swapped@{number}"
+            assert await served_by(here) == newest
+            async with asyncio.timeout(10):
+                while await served_by(there) != newest:
+                    pass
+            assert await served_by(there) == newest
+            path = f"/t/acme/v1/adapters/swapped/versions/{number - 1}"
+            (await there.delete(path)).raise_for_status()
+
+        async def held() -> dict[str, object]:
+            stats = (await a.get("/admin/engine")).raise_for_status().json()
+            names = ("running", "waiting", "kv_blocks_used", "host_adapters", "host_adapter_bytes")
+            return {
+                **{name: stats[name] for name in names},
+                "slots": len(stats["resident"]),
+                "on disk": sum(1 for _ in (apis.service.data_dir / "cache").iterdir()),
+                **await world.count_rows(Adapter, AdapterVersion, Alias),
+            }
+
+        async def loads_and_reads() -> tuple[float, int]:
+            page = (await a.get("/metrics")).raise_for_status().text
+            loads = sum(
+                sample.value
+                for family in text_string_to_metric_families(page)
+                for sample in family.samples
+                if sample.name == "loraplex_adapter_load_seconds_count"
+                and sample.labels["adapter"] == "acme/swapped"
+            )
+            return loads, apis.log().count('"adapter_read"')
+
+        (await world.upload(a, "swapped", 1)).raise_for_status()
+        whole = await text()
+        stream = await apis.stream(c, "swapped", 600)
+        await swap(2)
+        assert not stream.task.done(), "it was over before its version was replaced"
+        for number in range(3, 7):  # then what is built once is there
+            await swap(number)
+        events = await stream.task
+        assert events[-1] == "[DONE]"
+        assert "".join(json.loads(e)["choices"][0]["text"] for e in events[:-1]) == whole
+        assert await text() != whole
+
+        before, (loads, reads) = await held(), await loads_and_reads()
+        files, memory = open_files_and_memory()
+        for number in range(7, 27):
+            await swap(number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                while await held() != before:  # noqa: ASYNC110 - nothing tells when
+                    await asyncio.sleep(0.1)
+        assert await held() == before
+        assert await loads_and_reads() == (loads + 20, reads + 20)
+        files_after, memory_after = open_files_and_memory()
+        assert files_after <= files + 4
+        assert memory_after - memory < 16 * 2**20
