@@ -38,8 +38,9 @@ demo: install ## Serve three adapters of two tenants on a real model (ONCE=1: an
 serve: install ## Serve your own model: make serve MODEL=DIR_OR_HUB_ID
 	@$(BIN)/loraplex serve --model $(MODEL)
 
-test: dev ## Run the tests
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+# A file's tests stay in one process: they share a service, or a model. `-n0` in PYTEST_ARGS undoes it.
+test: dev ## Run the tests, in two processes
+	@$(BIN)/python -m pytest -q -n2 --dist=loadfile $(PYTEST_ARGS)
 
 test-slow: dev ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow $(PYTEST_ARGS)
