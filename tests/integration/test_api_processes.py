@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -99,6 +100,35 @@ async def test_calls_end_in_both_processes_with_their_version_and_with_their_ten
         (await b.post("/admin/tenants/acme/resume")).raise_for_status()
         for other in others:
             other.task.cancel()
+
+
+async def test_two_processes_let_no_more_pass_than_the_limit(world: World, both: Both):
+    a, _ = both
+    (await a.post("/admin/tenants", json={"name": "rated"})).raise_for_status()
+    quota = {"requests_per_minute": 6}
+    (await a.put("/admin/tenants/rated/quota", json=quota)).raise_for_status()
+    asked = {"model": "base", "prompt": [1], "max_tokens": 1}
+    replies = await asyncio.gather(
+        *(c.post("/t/rated/v1/completions", json=asked) for c in both for _ in range(6))
+    )
+    assert Counter(reply.status_code for reply in replies) == {200: 6, 429: 6}
+    left = {
+        reply.headers["x-ratelimit-remaining-requests"]
+        for reply in replies
+        if reply.status_code == 429
+    }
+    assert left == {"0"}
+
+
+async def test_both_processes_are_listed_as_alive_whoever_is_asked(world: World, both: Both):
+    async with asyncio.timeout(30):
+        for client, pid in zip(both, world.apis.pids(), strict=True):
+            while True:
+                listed = (await client.get("/admin/processes")).raise_for_status().json()["data"]
+                if {process["pid"] for process in listed} == set(world.apis.pids()):
+                    break
+                await asyncio.sleep(0.1)
+            assert [p["pid"] for p in listed if p["answered"]] == [pid]
 
 
 async def test_a_killed_process_takes_only_its_own_streams_with_it(world: World):

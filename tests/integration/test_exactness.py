@@ -6,6 +6,7 @@ longer than the token budget, a KV pool that forces preemption, two slots for th
 
 import asyncio
 import random
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ ADAPTERS = {
     },
     "mlp": {"r": 7, "lora_alpha": 7, "target_modules": ["up_proj", "down_proj", "o_proj"]},
 }  # fmt: skip
+QUICK = ("llama", "phi3", "gemma2")
+"""The families that differ most: what they share with the others is the same code."""
 
 
 def adapters_of(family: str) -> dict[str, dict[str, Any]]:
@@ -97,29 +100,55 @@ async def stream_ids(client: openai.AsyncOpenAI, case: Case, **options: object) 
     return token_ids
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_every_stream_of_a_crowded_service_equals_peft(family: str, tmp_path: Path):
-    model_dir = make_tiny_model(tmp_path / "model", family)
-    adapters: dict[str, Path | None] = {
-        name: make_tiny_adapter(tmp_path / name, model_dir, seed=seed, **config)
+@dataclass(frozen=True)
+class Served:
+    """A service on a model, and the key of its one tenant."""
+
+    service: DemoService
+    key: str
+    model_dir: Path
+    adapters: dict[str, Path]
+
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.service.url}/v1", api_key=self.key)
+
+    def preemptions(self) -> int:
+        return engine_stats(self.service)["preemptions"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=[] if f in QUICK else pytest.mark.slow) for f in FAMILIES],
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Served]:
+    family: str = request.param
+    folder = tmp_path_factory.mktemp(family)
+    model_dir = make_tiny_model(folder / "model", family)
+    adapters = {
+        name: make_tiny_adapter(folder / name, model_dir, seed=seed, **config)
         for seed, (name, config) in enumerate(adapters_of(family).items())
     }
-    cases = make_cases()
     with demo_service(model_dir, "base", ENGINE) as service:
         key = create_tenant(service, "acme")
         with ApiClient(service.url, key) as api:
-            for name, folder in adapters.items():
-                assert folder is not None
-                api.push_adapter(name, folder)
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
-            replies = await asyncio.gather(*(stream_ids(client, case) for case in cases))
-        stats = engine_stats(service)
+            for name, adapter in adapters.items():
+                api.push_adapter(name, adapter)
+        yield Served(service, key, model_dir, adapters)
 
-    assert stats["preemptions"] > 0
+
+async def test_every_stream_of_a_crowded_service_equals_peft(served: Served):
+    cases = make_cases()
+    preempted = served.preemptions()
+    async with served.client() as client:
+        replies = await asyncio.gather(*(stream_ids(client, case) for case in cases))
+    stats = engine_stats(served.service)
+    assert stats["preemptions"] > preempted
     assert len(stats["resident"]) == 2  # three adapters were served: slots were swapped
     assert stats["running"] == stats["waiting"] == stats["kv_blocks_used"] == 0
-    for name, folder in {"base": None, **adapters}.items():
-        reference = PeftReference(model_dir, folder)
+    for name, folder in {"base": None, **served.adapters}.items():
+        reference = PeftReference(served.model_dir, folder)
         for case, token_ids in zip(cases, replies, strict=True):
             if case.model == name:
                 assert_exact(token_ids, reference.greedy(case.prompt, case.max_tokens))
@@ -140,13 +169,9 @@ async def stream_text(
     return text, reason
 
 
-async def test_a_text_is_the_same_alone_in_a_crowd_and_after_preemption(tmp_path: Path):
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+async def test_a_text_is_the_same_alone_in_a_crowd_and_after_preemption(served: Served):
     """Greedy and seeded, with penalties and a stop string, three adapters on two slots."""
-    model_dir = make_tiny_model(tmp_path / "model")
-    adapters = {
-        name: make_tiny_adapter(tmp_path / name, model_dir, seed=seed, **config)
-        for seed, (name, config) in enumerate(ADAPTERS.items())
-    }
     cases = [
         Case(["base", *ADAPTERS][number % 4], list(range(number, number + 20)), 60)
         for number in range(10)
@@ -160,28 +185,24 @@ async def test_a_text_is_the_same_alone_in_a_crowd_and_after_preemption(tmp_path
         }
         for number in range(len(cases))
     ]
-    with demo_service(model_dir, "base", ENGINE) as service:
-        key = create_tenant(service, "acme")
-        with ApiClient(service.url, key) as api:
-            for name, folder in adapters.items():
-                api.push_adapter(name, folder)
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key=key) as client:
-            whole = [
-                await stream_text(client, case, **given)
-                for case, given in zip(cases, options, strict=True)
-            ]
-            # A stop string that each text has, in half of the calls.
-            for (text, _), given in list(zip(whole, options, strict=True))[::2]:
-                given["stop"] = [text[40:43], "never said"]
-            alone = [
-                await stream_text(client, case, **given)
-                for case, given in zip(cases, options, strict=True)
-            ]
-            assert engine_stats(service)["preemptions"] == 0
-            pairs = zip(cases, options, strict=True)
-            crowd = await asyncio.gather(*(stream_text(client, c, **given) for c, given in pairs))
-        stats = engine_stats(service)
-    assert stats["preemptions"] > 0
+    preempted = served.preemptions()
+    async with served.client() as client:
+        whole = [
+            await stream_text(client, case, **given)
+            for case, given in zip(cases, options, strict=True)
+        ]
+        # A stop string that each text has, in half of the calls.
+        for (text, _), given in list(zip(whole, options, strict=True))[::2]:
+            given["stop"] = [text[40:43], "never said"]
+        alone = [
+            await stream_text(client, case, **given)
+            for case, given in zip(cases, options, strict=True)
+        ]
+        assert served.preemptions() == preempted
+        pairs = zip(cases, options, strict=True)
+        crowd = await asyncio.gather(*(stream_text(client, c, **given) for c, given in pairs))
+    stats = engine_stats(served.service)
+    assert stats["preemptions"] > preempted
     assert stats["running"] == stats["waiting"] == stats["kv_blocks_used"] == 0
     assert crowd == alone
     assert {reason for _, reason in alone} == {"stop", "length"}

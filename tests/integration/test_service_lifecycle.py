@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -28,10 +29,16 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), "smollm", max_position_embeddings=4096)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(model_dir: Path) -> Generator[DemoService]:
-    with demo_service(model_dir, "base", [*ENGINE, "--drain-seconds", "2"]) as running:
+    """One for every test that leaves it running, and for the last, which stops it."""
+    with demo_service(model_dir, "base", ENGINE) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def key(service: DemoService) -> str:
+    return tenant_key(service)
 
 
 def child(service: DemoService, module: str) -> psutil.Process:
@@ -109,8 +116,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(service: DemoService):
-    key = tenant_key(service)
+def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(
+    service: DemoService, key: str
+):
     stream = Stream(service, key, 3000).begin()
     child(service, "engine.process").kill()
     events = stream.end()
@@ -121,8 +129,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_started_again(service
     assert '"child_died"' in service.log.read_text()
 
 
-def test_a_killed_api_process_is_started_again_on_the_same_port(service: DemoService):
-    key = tenant_key(service)
+def test_a_killed_api_process_is_started_again_on_the_same_port(service: DemoService, key: str):
     stream = Stream(service, key, 3000).begin()
     child(service, "loraplex.api_process").kill()
     stream.end()
@@ -131,28 +138,13 @@ def test_a_killed_api_process_is_started_again_on_the_same_port(service: DemoSer
     assert Stream(service, key, 5).begin().end()[-1] == "[DONE]"
 
 
-def test_a_stop_lets_a_running_stream_end_well(service: DemoService):
-    stream = Stream(service, tenant_key(service), 60).begin()
-    service.process.send_signal(signal.SIGTERM)
-    assert stream.end()[-1] == "[DONE]"
-    assert service.process.wait(30) == 0
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{service.url}/health/live")
+def test_a_stop_answers_what_is_past_the_drain_limit_or_queued_or_half_uploaded(model_dir: Path):
+    with demo_service(model_dir, "base", [*ENGINE, "--drain-seconds", "2"]) as service:
+        stop_with_work_at_hand(service, tenant_key(service))
 
 
-def test_a_stream_past_the_drain_limit_gets_a_last_frame(service: DemoService):
-    stream = Stream(service, tenant_key(service), 4000).begin()
-    service.process.send_signal(signal.SIGTERM)
-    events = stream.end()
-    assert stream.broke is None
-    assert json.loads(events[-1])["error"]["code"] == "engine_unavailable"
-    assert service.process.wait(30) == 0
-
-
-def test_a_stop_answers_a_queued_call_and_half_an_upload_and_is_not_ready_meanwhile(
-    service: DemoService,
-):
-    key = tenant_key(service)
+def stop_with_work_at_hand(service: DemoService, key: str) -> None:
+    """A stop of a service whose seats are taken; it is not ready meanwhile."""
     running = [Stream(service, key, 4000).begin() for _ in range(4)]  # every seat
     queued = Stream(service, key, 5)
     queued.start()
@@ -185,16 +177,37 @@ def test_a_stop_answers_a_queued_call_and_half_an_upload_and_is_not_ready_meanwh
     assert json.loads(queued.end()[-1])["error"]["code"] == "engine_unavailable"
     for stream in running:
         assert json.loads(stream.end()[-1])["error"]["code"] == "engine_unavailable"
+        assert stream.broke is None
     assert service.process.wait(30) == 0
     assert not any(path.is_file() for path in uploads.rglob("*"))
 
 
-def test_nothing_outlives_a_killed_supervisor(service: DemoService):
-    children = psutil.Process(service.process.pid).children(recursive=True)
-    assert len(children) >= 2
-    service.process.kill()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert alive == []
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """What a service left whose supervisor was killed, a tenant's adapter `intents` in it."""
+
+    data_dir: Path
+    alive: list[psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def killed(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed")
+    adapter = make_tiny_adapter(folder / "adapter", model_dir)
+    arguments = [*ENGINE, "--data-dir", str(folder / "data")]
+    with demo_service(model_dir, "base", arguments) as service:
+        tenant_key(service)
+        with ApiClient(f"{service.url}/t/acme", service.admin_key) as api:
+            api.push_adapter("intents", adapter)
+        children = psutil.Process(service.process.pid).children(recursive=True)
+        assert len(children) >= 2
+        service.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=20)
+    return Killed(folder / "data", alive)
+
+
+def test_nothing_outlives_a_killed_supervisor(killed: Killed):
+    assert killed.alive == []
 
 
 def serve(model: Path | str, data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -239,17 +252,20 @@ def test_a_model_that_does_not_exist_is_refused_by_name(tmp_path: Path):
     assert f"{tmp_path / 'nowhere'}: there is no such folder" in refused.stderr
 
 
-def test_the_base_model_cannot_take_an_adapters_name(model_dir: Path, tmp_path: Path):
-    adapter = make_tiny_adapter(tmp_path / "adapter", model_dir)
-    arguments = [*ENGINE, "--data-dir", str(tmp_path / "data")]
-    with demo_service(model_dir, "base", arguments) as service:
-        with ApiClient(service.url, service.admin_key) as api:
-            api.call("POST", "/admin/tenants", json={"name": "acme"})
-        with ApiClient(f"{service.url}/t/acme", service.admin_key) as api:
-            api.push_adapter("intents", adapter)
-    refused = serve(model_dir, tmp_path / "data", "--served-model-name", "intents")
+def test_the_base_model_cannot_take_an_adapters_name(killed: Killed, model_dir: Path):
+    refused = serve(model_dir, killed.data_dir, "--served-model-name", "intents")
     assert refused.returncode == 1
     assert "an adapter of a tenant has that name" in refused.stderr
-    refused = serve(model_dir, tmp_path / "data", "--served-model-name", "intents@1")
+    refused = serve(model_dir, killed.data_dir, "--served-model-name", "intents@1")
     assert refused.returncode == 1
     assert "without spaces, @ and :" in refused.stderr
+
+
+def test_a_stop_lets_a_running_stream_end_well(service: DemoService, key: str):
+    """The last of this file: the service of the others is gone after it."""
+    stream = Stream(service, key, 60).begin()
+    service.process.send_signal(signal.SIGTERM)
+    assert stream.end()[-1] == "[DONE]"
+    assert service.process.wait(30) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{service.url}/health/live")
