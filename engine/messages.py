@@ -38,7 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     max_concurrent: int | None = None
     """Sequences of this tenant that may run at once; more wait with the cause `quota`."""
     max_slots: int | None = None
-    """Adapters of this tenant that may be in slots at once; others wait with the cause `quota`."""
+    """Slots that this tenant's adapters may use at once; calls of others wait for `quota`."""
     max_queued: int | None = None
     """Sequences of this tenant that may wait, where that is less than the engine's own limit."""
     cache_salt: str = ""

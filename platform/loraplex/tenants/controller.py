@@ -54,7 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_queued: Limit | None = None
     """Sequences that wait."""
     max_slots: Limit | None = None
-    """Adapters in the engine's slots at once; calls of others wait with the cause `quota`."""
+    """Slots that its adapters use at once; calls of others wait with the cause `quota`."""
     max_adapters: Limit | None = None
     max_adapter_bytes: Limit | None = None
     """Of all versions' weights files together."""
