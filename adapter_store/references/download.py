@@ -1,4 +1,4 @@
-"""One file over HTTP, from a host that its owner does not control what it makes us do.
+"""One file over HTTP, from a host that is not to be trusted.
 
 Bounded in bytes received, whatever the headers announce. A redirect is followed to listed hosts
 only, with the same checks again, and takes no credential to another host. The connection goes to

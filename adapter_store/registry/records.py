@@ -31,7 +31,7 @@ class Quota:
     max_queued: int | None = None
     """Sequences that wait."""
     max_slots: int | None = None
-    """Adapters in slots of the engine at once; sequences of others wait."""
+    """Slots of the engine that its adapters use at once; sequences of others wait."""
     max_adapters: int | None = None
     max_adapter_bytes: int | None = None
     """Of all versions' weights files together."""
