@@ -43,7 +43,7 @@ def watched_window(service: OurService) -> tuple[Window, Seen]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=30)
     options = parser.parse_args()
     started = time.monotonic()
     model = model_dir(options)
