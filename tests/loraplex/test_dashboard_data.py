@@ -221,6 +221,12 @@ async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
         table = await get(browser, "adapters", Adapters, sort="token_time_p95")
         assert table.rows[0].adapter == "slow"
         assert table.rows[0].token_time.p95 == pytest.approx(0.2, rel=0.011)
+        endings = [*["length"] * 3, *["stop"] * 4]
+        await at.recording.record(
+            [just_now(adapter="half", finish_reasons=(reason,)) for reason in endings]
+        )
+        table = await get(browser, "adapters", Adapters, sort="length_share")
+        assert [row.adapter for row in table.rows[:2]] == ["tone", "half"]  # 1 of 2, and 3 of 7
 
 
 async def test_one_adapters_page_adds_up(tmp_path: Path, registry_url: str):

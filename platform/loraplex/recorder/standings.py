@@ -83,7 +83,7 @@ def standing_of(
     queue, load = total.quantiles("queue"), total.quantiles("load_time")
     ttft = total.quantiles("ttft")
     token_time, gap = total.quantiles("token_time"), total.quantiles("token_gap")
-    ended = sum(getattr(total, reason) for reason in FINISHES)
+    ended = total.stop + total.length  # by themselves: the share that the page shows
     sparks = _sparks(span, begin, parts)
     return {
         "requests": total.requests,

@@ -146,7 +146,7 @@ const RESIDENCY = {
   slot: "in a slot",
   loading: "loading",
   host: "in host memory",
-  absent: "not loaded",
+  absent: "not in a slot",
   base: "the base",
 };
 
