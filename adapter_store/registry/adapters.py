@@ -148,6 +148,12 @@ async def _infos(
     return infos
 
 
+async def names_of(session: AsyncSession, tenant_id: int) -> list[str]:
+    """The names of a tenant's live adapters."""
+    mine = select(Adapter.name).where(Adapter.tenant_id == tenant_id, Adapter.deleted_at.is_(None))
+    return list(await session.scalars(mine))
+
+
 async def names_in_use(session: AsyncSession, names: Iterable[str]) -> list[str]:
     """Those of `names` that a live adapter of any tenant has, sorted."""
     found = select(Adapter.name).where(Adapter.name.in_(tuple(names)), Adapter.deleted_at.is_(None))

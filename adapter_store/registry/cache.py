@@ -5,8 +5,7 @@ Two tiers: this process's memory, and what the API processes share. A value is k
 unseen where its event is lost. Changes of this process are seen at once: it invalidates after every
 commit, and a value read from before an invalidation is never kept after it.
 
-Values belong to scopes, which are invalidated as one: what names an adapter, or all keys. A scope
-may lie in another, as `acme/legal` in `acme`, and goes with it.
+Values belong to scopes, which are invalidated as one: what names an adapter, or all keys.
 """
 
 import asyncio
@@ -99,31 +98,23 @@ class ReadThroughCache(Generic[V]):
 
     def forget(self, scope: str) -> None:
         """Forget a scope in this process, and what is being read of it now."""
-        self._join_no_more(lambda read: _lies_in(read, scope))
-        for inner in self._scopes_in(scope):
-            for key in self._keys.pop(inner):
-                del self._entries[inner, key]
+        self._join_no_more(scope)
+        for key in self._keys.pop(scope, ()):
+            del self._entries[scope, key]
 
     def doubt(self, scope: str | None = None) -> None:
         """A scope, or anything, may have changed unseen: read it again before it is used, and what
         is being read now too. What cannot be read again goes on as before."""
-        self._join_no_more(lambda read: scope is None or _lies_in(read, scope))
-        for inner in self._keys if scope is None else self._scopes_in(scope):
-            for key in self._keys[inner]:
-                entry = self._entries[inner, key]
-                self._entries[inner, key] = entry._replace(expires_at=-math.inf)
+        self._join_no_more(scope)
+        for doubted in list(self._keys) if scope is None else [scope]:
+            for key in self._keys.get(doubted, ()):
+                entry = self._entries[doubted, key]
+                self._entries[doubted, key] = entry._replace(expires_at=-math.inf)
 
-    def _scopes_in(self, scope: str) -> list[str]:
-        if scope in self._keys:
-            return [scope]
-        if "/" in scope:  # nothing lies in such a one, and the search takes a while
-            return []
-        return [inner for inner in self._keys if _lies_in(inner, scope)]
-
-    def _join_no_more(self, is_meant: Callable[[str], bool]) -> None:
-        for token in [token for token, scope in self._reading.items() if is_meant(scope)]:
+    def _join_no_more(self, scope: str | None) -> None:
+        for token in [t for t, read in self._reading.items() if scope in (None, read)]:
             del self._reading[token]
-        for joined in [joined for joined in self._flights if is_meant(joined[0])]:
+        for joined in [joined for joined in self._flights if scope in (None, joined[0])]:
             del self._flights[joined]
 
     async def _join(
@@ -218,7 +209,3 @@ class ReadThroughCache(Generic[V]):
         keys.remove(key)
         if not keys:
             del self._keys[scope]
-
-
-def _lies_in(inner: str, scope: str) -> bool:
-    return inner == scope or inner.startswith(f"{scope}/")

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from adapter_store.errors import RegistryUnavailable
-from adapter_store.registry import keys, quotas, source_grants, tenants
+from adapter_store.registry import adapters, keys, quotas, source_grants, tenants
 from adapter_store.registry.records import CreatedKey, KeyInfo, Principal, Quota, TenantInfo
 from adapter_store.registry.transactions import ALL_KEYS, Transactions
 
@@ -75,12 +77,17 @@ class TenantCalls(Transactions):
         any more: unload them, then let the sweeper have them. Raises `TenantNotFound`.
         """
         change = self._change(actor)
-        try:
-            return await self._change_principals(
-                lambda s: tenants.remove(s, change, name, with_usage=with_usage)
-            )
-        finally:
-            await self._routes.invalidate(name)
+        gone: list[str] = []
+
+        async def remove(session: AsyncSession) -> list[str]:
+            owner = await tenants.find(session, name, lock="change", deleted_too=with_usage)
+            gone[:] = await adapters.names_of(session, owner.id)
+            return await tenants.remove(session, change, name, with_usage=with_usage)
+
+        digests = await self._change_principals(remove)
+        for adapter in gone:
+            await self._routes.invalidate(f"{name}/{adapter}")
+        return digests
 
     # Keys
 

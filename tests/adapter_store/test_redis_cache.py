@@ -195,6 +195,25 @@ async def test_a_change_by_one_process_is_seen_by_the_other_before_its_second_is
             await two.registry.resolve("acme", ModelRef("a"))
 
 
+async def test_nothing_of_a_deleted_tenant_is_found_by_the_next_one_of_its_name(
+    registry_url: str, redis_server: RedisServer
+):
+    async with two_processes(registry_url, redis_server) as (one, two):
+        for name in ("a", "b"):
+            await one.registry.register_version("acme", name, upload(name), FINGERPRINT)
+            for process in (one, two):  # the clocks stand still: nothing expires
+                await process.registry.resolve("acme", ModelRef(name))
+        told: list[str | None] = []
+        two.cache.subscribe(told.append)
+        await one.registry.delete_tenant("acme", with_usage=True)
+        await one.registry.create_tenant("acme")
+        await eventually(lambda: {"routes:acme/a", "routes:acme/b"} <= set(told))
+        for process in (one, two):
+            for name in ("a", "b"):
+                with pytest.raises(ModelNotFound):
+                    await process.registry.resolve("acme", ModelRef(name))
+
+
 @pytest.mark.parametrize("outage", ["stopped", "frozen"])
 async def test_without_redis_changes_are_seen_within_a_second(
     registry_url: str, redis_server: RedisServer, outage: str
