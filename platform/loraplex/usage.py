@@ -55,13 +55,15 @@ def row_of(call: CallUsage) -> UsageRecord:
     )
 
 
-async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> None:
+async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> int:
     """Store a batch, or what is good of it: one bad row must not hold up the others for ever.
 
-    Raises `RegistryUnavailable`; some of them may be stored then.
+    Returns how many are stored now. Raises `RegistryUnavailable`; some of them may be stored then.
     """
+    num_stored = 0
     try:
         await registry.record_usage(*rows)
+        num_stored = len(rows)
     except RegistryUnavailable:
         raise
     except Exception as reason:
@@ -69,10 +71,12 @@ async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> None:
         for row in rows:
             try:
                 await registry.record_usage(row)
+                num_stored += 1
             except RegistryUnavailable:
                 raise
             except Exception as error:
                 _log.error("usage_lost", request_id=row.request_id, error=type(error).__name__)
+    return num_stored
 
 
 class UsageRecorder:

@@ -31,8 +31,9 @@ _MAX_LINE_BYTES = 4096
 _EVERY_SECONDS = 60.0
 """An API process may have been stopped by itself, while the service goes on."""
 
-Write = Callable[[Sequence[UsageRecord]], Awaitable[None]]
-"""Stores rows, and drops those that can never be stored; raises `RegistryUnavailable`."""
+Write = Callable[[Sequence[UsageRecord]], Awaitable[int]]
+"""Stores rows, drops those that can never be stored, and returns how many it stored. Raises
+`RegistryUnavailable`."""
 
 
 def spill(folder: Path, rows: Iterable[UsageRecord]) -> Path:
@@ -67,8 +68,9 @@ async def keep_restoring(folder: Path, write: Write) -> None:
 async def restore(folder: Path, write: Write) -> None:
     """Hand the rows of each file to `write`, the oldest file first, and remove it after its last.
 
-    A file with lines that are no rows is kept, as `*.damaged`, and not read again; one that cannot
-    be read holds up no other. Raises `RegistryUnavailable`; what is left then is as it was.
+    A file with lines that are no rows is kept, as `*.damaged`, and not read again. So is, as
+    `*.refused`, one of whose rows none can be stored: it may be another database. A file that
+    cannot be read holds up no other. Raises `RegistryUnavailable`; what is left then is as it was.
     """
     for path in _files(folder):
         try:
@@ -78,23 +80,25 @@ async def restore(folder: Path, write: Write) -> None:
 
 
 async def _restore_file(path: Path, write: Write) -> None:
-    num_rows = num_damaged = 0
+    num_rows = num_stored = num_damaged = 0
     for lines in _batches(path):
         rows = [row for line in lines if (row := _row_of(line)) is not None]
         num_rows += len(rows)
         num_damaged += len(lines) - len(rows)
         if rows:
-            await write(rows)
-    _put_away(path, num_rows, num_damaged)
-
-
-def _put_away(path: Path, num_rows: int, num_damaged: int) -> None:
+            num_stored += await write(rows)
     if num_damaged or not num_rows:
-        kept = path.rename(path.with_suffix(".damaged"))
-        _log.error("usage_file_damaged", file=str(kept), rows=num_rows, damaged=num_damaged)
+        _set_aside(path, "damaged", num_stored)
+    elif not num_stored:
+        _set_aside(path, "refused", num_stored)
     else:
-        path.unlink()
-        _log.info("usage_restored", file=path.name, rows=num_rows)
+        path.unlink()  # noqa: ASYNC240 - at once
+        _log.info("usage_restored", file=path.name, rows=num_stored)
+
+
+def _set_aside(path: Path, fault: str, num_stored: int) -> None:
+    kept = path.rename(path.with_suffix(f".{fault}"))
+    _log.error(f"usage_file_{fault}", file=str(kept), stored=num_stored)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -119,7 +119,10 @@ async def test_last_uses_are_written_behind_and_an_outage_is_survived(
 def test_an_api_process_starts_without_the_uploads_of_the_one_before(tmp_path: Path):
     settings = Settings(
         storage=StorageSettings(
-            database_url="sqlite:////x.db", blobs_dir="b", cache_dir="c", uploads_dir=str(tmp_path),
+            database_url="sqlite:////x.db",
+            blobs_dir="b",
+            cache_dir="c",
+            uploads_dir=str(tmp_path),
             usage_dir="s",
         ),
         engine=EngineSettings(engine_socket="s", model_dir="m"),

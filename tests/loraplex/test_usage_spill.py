@@ -49,12 +49,13 @@ class Table:
         """How many batches it takes until it is away; None: all."""
         self.refused = asyncio.Event()
 
-    async def write(self, rows: Sequence[UsageRecord]) -> None:
+    async def write(self, rows: Sequence[UsageRecord]) -> int:
         if self.answers is not None and len(self.batches) >= self.answers:
             self.refused.set()
             raise RegistryUnavailable("away")
         self.batches.append(len(rows))
         self.rows += rows
+        return len(rows)
 
     async def record_usage(self, *rows: UsageRecord) -> None:
         await self.write(rows)
@@ -65,9 +66,9 @@ async def test_rows_come_back_as_they_were_and_their_file_outlives_them(tmp_path
     base = replace(ROW, request_id="cmpl-1", adapter=None, version=None)
     path = spill(tmp_path, [ROW, base])
 
-    async def write(rows: Sequence[UsageRecord]) -> None:
+    async def write(rows: Sequence[UsageRecord]) -> int:
         assert path.exists()
-        await table.write(rows)
+        return await table.write(rows)
 
     assert path.stat().st_mode & 0o777 == 0o600
     await restore(tmp_path, write)
@@ -216,6 +217,20 @@ async def test_rows_count_once_and_those_of_tenants_that_are_gone_hold_up_none(
         for name in ("acme", "zen"):
             assert await registry.list_usage(name) == [of[name]]
         assert await registry.list_usage("reborn") == []
+
+
+async def test_a_file_of_which_the_database_knows_no_tenant_is_kept_aside(
+    tmp_path: Path, registry_url: str
+):
+    folder = tmp_path / "usage"
+    folder.mkdir()
+    path = spill(folder, rows(1, 2, tenant="of another database"))
+    written = path.read_bytes()
+    async with open_registry(registry_url) as registry:
+        for _ in range(2):
+            await restore(folder, partial(write_rows, registry))
+    assert left(folder) == [".refused"]
+    assert path.with_suffix(".refused").read_bytes() == written
 
 
 async def test_what_is_queued_when_the_service_stops_is_found_by_the_next_one(
