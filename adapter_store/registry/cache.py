@@ -33,8 +33,8 @@ class _Entry(NamedTuple, Generic[V]):
 class ReadThroughCache(Generic[V]):
     """Values by scope and key, read when missing. For one event loop; what isn't there is not kept.
 
-    While the database does not answer, values go on for `stale_seconds` after their time, unless
-    they are known to have changed.
+    While the database does not answer, or takes more than `patience_seconds` to, values go on for
+    `stale_seconds` after their time, unless they are known to have changed.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class ReadThroughCache(Generic[V]):
         shared: SharedCache | None = None,
         ttl_seconds: float = 1.0,
         stale_seconds: float = 0.0,
+        patience_seconds: float = 3.0,
         max_entries: int = 4096,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +54,7 @@ class ReadThroughCache(Generic[V]):
         self._shared = shared or OneProcess()
         self._ttl_seconds = ttl_seconds
         self._stale_seconds = stale_seconds
+        self._patience_seconds = patience_seconds
         self._max_entries = max_entries
         self._monotonic = monotonic
         self._entries: dict[tuple[str, str], _Entry[V]] = {}
@@ -79,14 +81,18 @@ class ReadThroughCache(Generic[V]):
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._ask_again(scope, key, read))
             return entry.value
+        may_go_on = entry is not None and now < entry.stale_at
         try:
-            return await self._join(scope, key, read)
-        except RegistryUnavailable:
+            async with asyncio.timeout(self._patience_seconds if may_go_on else None):
+                return await self._join(scope, key, read)
+        except (RegistryUnavailable, TimeoutError) as error:
             self._is_away = True
             entry = self._entries.get((scope, key))  # unless it was invalidated meanwhile
-            if entry is None or now >= entry.stale_at:
+            if entry is not None and now < entry.stale_at:
+                return entry.value
+            if isinstance(error, RegistryUnavailable):
                 raise
-            return entry.value
+        return await self._join(scope, key, read)
 
     async def invalidate(self, scope: str) -> None:
         """After a change: forget the scope here and everywhere, and whatever is being read."""

@@ -184,6 +184,34 @@ async def test_while_the_database_is_away_values_go_on_for_a_time_unless_they_ch
         await cache.get("a", "a", away)
 
 
+async def test_what_is_known_waits_but_a_moment_for_a_database_that_is_frozen():
+    now = [0.0]
+    cache = ReadThroughCache(
+        "c", int, ttl_seconds=1.0, stale_seconds=60.0, patience_seconds=0.0,
+        monotonic=lambda: now[0],
+    )  # fmt: skip
+    thawed = asyncio.Event()
+    value = 1
+
+    async def read() -> int:
+        await thawed.wait()
+        return value
+
+    thawed.set()
+    assert await cache.get("s", "k", read) == 1
+    thawed.clear()
+    value = 2
+    now[0] = 2.0
+    for _ in range(2):
+        assert await cache.get("s", "k", read) == 1
+    unknown = asyncio.create_task(cache.get("s", "another", read))
+    await cache.invalidate("s")
+    changed = asyncio.create_task(cache.get("s", "k", read))
+    thawed.set()
+    assert await asyncio.gather(unknown, changed) == [2, 2]
+    assert await cache.get("s", "k", read) == 2
+
+
 async def test_what_may_have_changed_unseen_is_read_again_and_goes_on_while_that_fails():
     clock, is_away = FakeClock(), False
     value = 1
