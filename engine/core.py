@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from engine.adapter_source import (
     AdapterEvent,
     AdapterReady,
@@ -17,7 +19,7 @@ from engine.adapter_source import (
     Transfer,
 )
 from engine.config import SchedulerConfig
-from engine.errors import RequestRefused
+from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler
@@ -240,6 +242,9 @@ class EngineCore:
         try:
             transfer = self._runner.install_adapter(slot, weights)
         except Exception as error:  # whatever is wrong with an adapter ends its requests only
+            if not isinstance(error, AdapterUnavailable):
+                log = structlog.get_logger("engine.core")
+                log.exception("adapter_not_installed", adapter=digest[:12])
             self._scheduler.adapter_failed(digest, str(error) or type(error).__name__)
         else:
             if transfer is None:

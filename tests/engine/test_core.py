@@ -1,6 +1,7 @@
 """The core's part: adapters fetched, installed, failed and dropped around the steps."""
 
 import pytest
+import structlog
 
 from tests.support.memory_engine import FakeSource, MemoryEngine, request
 
@@ -86,6 +87,27 @@ def test_an_adapter_that_fails_on_the_device_gives_its_slot_back():
     assert "not for this base" in (engine.last(1).error or "")
     engine.assert_as_alone(2)
     assert engine.core.stats().resident == ["good"]
+
+
+def test_what_nobody_foresaw_about_an_adapter_ends_its_requests_and_is_logged():
+    engine = MemoryEngine(max_loras=1)
+    install = engine.runner.install_adapter
+
+    def broken_install(slot: int, weights: str) -> None:
+        if weights == "bad":
+            raise TypeError("no such shape")
+        install(slot, weights)
+
+    engine.runner.install_adapter = broken_install  # type: ignore[method-assign]
+    engine.add(request(1, [1], adapter="bad"))
+    engine.add(request(2, [1], adapter="good", tenant="u"))
+    with structlog.testing.capture_logs() as logs:
+        engine.run()
+    assert engine.last(1).error_code == "adapter_unavailable"
+    engine.assert_as_alone(2)
+    assert [(entry["event"], entry["adapter"]) for entry in logs] == [
+        ("adapter_not_installed", "bad")
+    ]
 
 
 def test_a_late_failure_does_not_end_what_a_resident_adapter_serves():
