@@ -23,7 +23,7 @@ from engine.block_manager import BlockManager
 from engine.prefix_hash import cache_seed, extend_hashes
 
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=100,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
@@ -91,16 +91,18 @@ class BlockMachine(RuleBasedStateMachine):
             self.forward()
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def grow(self, data, token):
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=BLOCK_SIZE))
+    def grow(self, data, tokens):
         table = data.draw(st.sampled_from(self.tables))
-        num_free, size_before = self.blocks.num_free, len(table.blocks)
-        if self.blocks.grow(table.blocks, len(table.tokens) + 1):
-            table.tokens.append(token)
-            assert len(table.blocks) == self.blocks.blocks_for(len(table.tokens))
-        else:
-            assert num_free == 0 and len(table.blocks) == size_before
-            self.happened["cannot grow"] += 1
+        for token in tokens:
+            num_free, size_before = self.blocks.num_free, len(table.blocks)
+            if self.blocks.grow(table.blocks, len(table.tokens) + 1):
+                table.tokens.append(token)
+                assert len(table.blocks) == self.blocks.blocks_for(len(table.tokens))
+            else:
+                assert num_free == 0 and len(table.blocks) == size_before
+                self.happened["cannot grow"] += 1
+                break
 
     @precondition(lambda self: any(self._is_computed(t) for t in self.tables))
     @rule(data=st.data())
