@@ -45,7 +45,7 @@ def test_a_fleet_tells_which_of_its_replicas_fail():
     churn = next(mode for mode in FAILURE_MODES if mode.kind == "adapter_churn")
     for case, expected in ((churn.wrong, {0, 1}), (churn.cured, set())):
         fleet = Fleet(
-            study=replace(case.study, num_requests=round(2 * case.rate * 90)),
+            study=replace(case.study, num_requests=round(2 * case.rate * 150)),
             policy=case.policy, rate=2 * case.rate, num_replicas=2, routing="round_robin",
         )  # fmt: skip
         found = simulate_part(fleet, 0, 1).sightings
