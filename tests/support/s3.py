@@ -1,6 +1,7 @@
 """An S3 service on loopback: moto's server, one a session, with a bucket for each test."""
 
 import itertools
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     from moto.server import ThreadedMotoServer  # a second, which only these tests shall pay
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # not a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
