@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_decode import Bench
+from benchmarks.gpu_engine_kernels import DRAWS, draw, sampling_rows
 from benchmarks.gpu_model import (
     Weights,
     install,
@@ -18,6 +19,7 @@ from benchmarks.gpu_model import (
     random_adapter,
     transformers_model,
 )
+from engine.triton.to_device import FetchedTensor
 
 WORST = 2.0
 """Our error against float32 may be so many times that of transformers in the same dtype."""
@@ -69,15 +71,19 @@ def wrong_values(bench: Bench, ranks: tuple[int, ...]) -> Iterator[str]:
 
 
 def hidden_waits(bench: Bench) -> Iterator[str]:
-    """Where a step makes the host wait for the device; CUDA only."""
+    """Where a step, its draws and their copy to the host make the host wait; CUDA only."""
     rows = bench.decode_rows(4, 2, 8)
-    run = bench.prepared(rows)
-    run()
+    sampling = sampling_rows(DRAWS[:4])
+
+    @torch.inference_mode()
+    def run() -> FetchedTensor:
+        return FetchedTensor(draw(bench.prepared(rows)(), sampling))
+
+    run().wait()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.inference_mode():
-            bench.prepared(rows)()
+        run()
     except RuntimeError as error:
         yield f"a decode step waits for the device: {str(error).splitlines()[0]}"
     finally:

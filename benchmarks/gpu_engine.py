@@ -213,7 +213,9 @@ def _peers(bench: Bench, plan: Plan, clock: Clock, notes: list[str]) -> Iterator
         case = f"{batch} prompts of {plan.peer_prompt}, {new_tokens} tokens, {slots} adapters"
         try:
             theirs = measure()
-        except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
+        except (
+            RuntimeError, ValueError, TypeError, ImportError, AttributeError, TimeoutError
+        ) as error:  # fmt: skip
             notes.append(f"no {name}: {str(error).splitlines()[0] if str(error) else error!r}")
             theirs = None
         yield Result("tokens a second", case, ours, "tokens/s", theirs, name)
