@@ -11,8 +11,8 @@ The loads are such that what comes out does not hang on a race of milliseconds, 
 that does anything else decides by chance. Several calls in a closed loop end in the same step, and
 whether the next ones are all in time for the same step too decides whether each reply takes a step
 more: 10% of it. A prompt takes four steps here, so that what a call waits for a step to begin
-weighs little; and the open loop meets the steps at all their points. Takes two minutes; the first
-time guidellm is installed, which fetches gigabytes.
+weighs little; and the open loop meets the steps at all their points. Takes two minutes and a core;
+the first time guidellm is installed (some 80 MB, for it sees our packages).
 """
 
 import asyncio
