@@ -92,7 +92,7 @@ async def _restore_file(path: Path, write: Write) -> None:
     elif not num_stored:
         _set_aside(path, "refused", num_stored)
     else:
-        path.unlink()  # noqa: ASYNC240 - at once
+        path.unlink()  # noqa: ASYNC240 - an entry of a local folder
         _log.info("usage_restored", file=path.name, rows=num_stored)
 
 
