@@ -17,7 +17,7 @@ from loraplex.demo.service import DemoService
 
 MODULES = {"engine": "engine.process", "api": "loraplex.api_process"}
 WARM_UP_SECONDS = 45.0
-"""Of a process's life: it loads a model, makes threads, meets its longest batches."""
+"""After a process was first seen at work: it makes threads, meets its longest batches."""
 MIN_SECONDS = 60.0
 """Of the life after that, or nothing can be said of it."""
 MAX_GROWTH = 0.05
@@ -67,12 +67,13 @@ class Watch:
     _samples: dict[tuple[str, int], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """(Seconds, MiB) by process."""
+    """(Seconds since the first of them, MiB) by process."""
+    _began: dict[tuple[str, int], float] = field(default_factory=dict)
     _lives: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property
     def memories(self) -> list[Memory]:
-        """Of every life that was long enough to tell."""
+        """Of every life that was at work for long enough to tell."""
         return [
             Memory(f"{name} {pid}", [mib for age, mib in samples if age >= WARM_UP_SECONDS])
             for (name, pid), samples in self._samples.items()
@@ -93,16 +94,19 @@ class Watch:
         for name in MODULES:
             try:
                 process = child(self.service, name)
-                self._sample_memory(name, process)
-                if name == "engine" and (stats := await self.engine_stats()) is not None:
+                if name == "engine":
+                    if (stats := await self.engine_stats()) is None:
+                        continue  # It loads, for however long that takes.
                     counters = ("steps", "output_tokens", "cached_tokens", "preemptions")
                     self._lives[process.pid] = {key: stats[key] for key in counters}
+                self._sample_memory(name, process)
             except (LookupError, psutil.Error):
                 continue
 
     def _sample_memory(self, name: str, process: psutil.Process) -> None:
-        sample = time.time() - process.create_time(), process.memory_info().rss / 2**20
-        self._samples[name, process.pid].append(sample)
+        life, now = (name, process.pid), time.monotonic()
+        seconds = now - self._began.setdefault(life, now)
+        self._samples[life].append((seconds, process.memory_info().rss / 2**20))
 
     async def engine_stats(self) -> dict[str, Any] | None:
         """A snapshot of the engine; None while it is not there."""
