@@ -154,6 +154,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     engine_socket: str
     model_dir: str
+    hang_seconds: Seconds = 120.0
+    """As long as a step may last: an engine that is silent for less is at work."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from loraplex.settings import PREFIX, Settings
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 # `serve` gives these itself, whatever the environment says.
 NO_VARIABLES = {
-    "api_processes", "blobs_dir", "cache_dir", "engine_socket", "metrics_fd", "model_dir",
-    "served_model_names", "uploads_dir", "usage_dir",
+    "api_processes", "blobs_dir", "cache_dir", "engine_socket", "hang_seconds", "metrics_fd",
+    "model_dir", "served_model_names", "uploads_dir", "usage_dir",
 }  # fmt: skip
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
