@@ -35,6 +35,9 @@ class ReadyAdapters:
         events, self._events = self._events, []
         return events
 
+    def hasten(self, digest: str) -> None:
+        pass
+
     def get(self, digest: str) -> Any | None:
         return self._weights[digest]
 

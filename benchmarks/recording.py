@@ -38,6 +38,9 @@ class _Adapters:
         events, self._events = self._events, []
         return events
 
+    def hasten(self, digest: str) -> None:
+        pass
+
     def get(self, digest: str) -> str:
         return digest
 

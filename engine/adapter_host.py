@@ -151,17 +151,21 @@ class AdapterHost:
         events, self._events = self._events, []
         return events
 
-    def get(self, digest: str) -> HostWeights | None:
-        """The weights if they are in host memory; else hastens them past the limits."""
+    def hasten(self, digest: str) -> None:
+        """Read an adapter that is on its way as soon as its files are there, past the limits."""
         entry = self._memory.entries.get(digest)
         if entry is None:
-            return None
+            return
         entry.is_hastened = True
         if entry.state is HostState.DEFERRED:
             del self._deferred[digest]
             self._read(entry)
+
+    def get(self, digest: str) -> HostWeights | None:
+        """The weights if they are in host memory; see `AdapterSource`."""
+        entry = self._memory.entries.get(digest)
         self._memory.note_use(digest)
-        return entry.weights
+        return None if entry is None else entry.weights
 
     def release(self, digest: str) -> None:
         """No sequence wants this adapter any more; it stays while there is room."""

@@ -42,11 +42,15 @@ class AdapterSource(Protocol):
         """What arrived or failed since the last call, in order."""
         ...
 
-    def get(self, digest: str) -> Any | None:
-        """The weights if they are in host memory; counts as a use for the LRU order.
+    def hasten(self, digest: str) -> None:
+        """An adapter that was prefetched has a slot to fill: it goes before others, past limits.
 
-        If they are not, they are wanted next: a source that reads one after another hurries.
+        Nothing where it is in host memory.
         """
+        ...
+
+    def get(self, digest: str) -> Any | None:
+        """The weights if they are in host memory; counts as a use for the LRU order."""
         ...
 
     def release(self, digest: str) -> None:

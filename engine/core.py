@@ -223,6 +223,7 @@ class EngineCore:
             self._adapters.forget(digest)
         for digest in notices.hastened:
             self._adapters.prefetch(digest)
+            self._adapters.hasten(digest)
             if self._adapters.get(digest) is not None:
                 self._scheduler.adapter_fetched(digest)
 
@@ -237,7 +238,7 @@ class EngineCore:
         if weights is None:
             # Evicted from host memory since it was fetched: the slot waits for it.
             self._adapters.prefetch(digest)
-            self._adapters.get(digest)
+            self._adapters.hasten(digest)
             return
         try:
             transfer = self._runner.install_adapter(slot, weights)

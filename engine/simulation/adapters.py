@@ -68,14 +68,17 @@ class SimulatedAdapters:
         events, self._events = self._events, []
         return events
 
-    def get(self, digest: str) -> str | None:
-        """See `AdapterSource`; the digest stands for the weights."""
-        if digest in self._in_host:
-            self._in_host.move_to_end(digest)
-            return digest
+    def hasten(self, digest: str) -> None:
+        """See `AdapterSource`."""
         if digest in self._waiting:
             self._waiting.move_to_end(digest, last=False)
-        return None
+
+    def get(self, digest: str) -> str | None:
+        """See `AdapterSource`; the digest stands for the weights."""
+        if digest not in self._in_host:
+            return None
+        self._in_host.move_to_end(digest)
+        return digest
 
     def release(self, digest: str) -> None:
         """See `AdapterSource`."""

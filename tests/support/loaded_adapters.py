@@ -18,6 +18,9 @@ class LoadedAdapters:
         events, self._events = self._events, []
         return events
 
+    def hasten(self, digest: str) -> None:
+        pass
+
     def get(self, digest: str) -> Any | None:
         return self._weights.get(digest)
 

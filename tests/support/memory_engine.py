@@ -316,6 +316,9 @@ class FakeSource:
         events, self._events = self._events, []
         return events
 
+    def hasten(self, digest: str) -> None:
+        pass
+
     def get(self, digest: str) -> str | None:
         return digest if digest in self.in_host else None
 
