@@ -3,7 +3,7 @@
 A real `loraplex serve` with 8 adapter slots is under the load `mix8` all the time; in one window of
 each pair three dashboards are open and a Prometheus scrapes every 5 s. Which comes first is drawn.
 Windows are compared by the CPU seconds of all of the service's processes for an output token. The
-recorder of the engine cannot be taken out of a service, so what it adds is measured beside it, on
+journal of the engine cannot be taken out of a service, so what it adds is measured beside it, on
 the step loop without a model, and is part of the whole, which has to stay below 2%.
 """
 

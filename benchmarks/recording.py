@@ -1,4 +1,4 @@
-"""What the engine's recorder costs a step, without a model: CPU time of the step loop, paired."""
+"""What the engine's journal costs a step, without a model: CPU time of the step loop, paired."""
 
 import gc
 import time
@@ -10,7 +10,7 @@ from engine.core import EngineCore
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledRow, SampledToken, ScheduledBatch, StepResult
-from engine.telemetry.recorder import Recorder
+from engine.telemetry.journal import Journal
 
 SEQUENCES, ADAPTERS, MAX_TOKENS = 32, 8, 64
 _DRAWN = SampledRow((SampledToken(7),))
@@ -54,14 +54,14 @@ class _Adapters:
 class _Engine:
     """32 sequences of 8 adapters that decode; what ends is replaced, as `mix8` does."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, journal: Journal | None) -> None:
         config = SchedulerConfig(
             num_kv_blocks=1024, max_num_seqs=SEQUENCES, max_num_batched_tokens=256,
             max_loras=ADAPTERS, enable_prefix_cache=False,
         )  # fmt: skip
         self._core = EngineCore(
             config, _Runner(), _Adapters(), eos_token_ids=[0], vocab_size=1000,
-            clock=time.monotonic, recorder=recorder,
+            clock=time.monotonic, journal=journal,
         )  # fmt: skip
         self._number = 0
         for _ in range(SEQUENCES):
@@ -93,7 +93,7 @@ class _Engine:
 
 def recording_seconds_per_token(rounds: int = 30, steps: int = 200) -> list[float]:
     """What recording adds to a token's CPU time: one difference a round, in seconds."""
-    plain, recorded = _Engine(None), _Engine(Recorder())
+    plain, recorded = _Engine(None), _Engine(Journal())
     gc.collect()
     gc.freeze()
     differences: list[float] = []

@@ -23,7 +23,7 @@ from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler
-from engine.telemetry.recorder import Recorder
+from engine.telemetry.journal import Journal
 from engine.telemetry.records import EndReason
 from engine.telemetry.step_split import split_step
 
@@ -44,24 +44,24 @@ class EngineCore:
         clock: Callable[[], float],
         prepare_grammar: Callable[[str], None] | None = None,
         launch: Callable[[ScheduledBatch], RunningStep] | None = None,
-        recorder: Recorder | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """`prepare_grammar` begins to compile; without it requests with a grammar are refused.
 
         `launch` is the runner's, see `OverlappingRunner`: then a step is planned, and outputs are
         sent, while the one before runs. Without it steps run one after another, in `step`.
 
-        `recorder` is told of all that happens; its clock is this one.
+        `journal` is told of all that happens; its clock is this one.
         """
         self._scheduler = Scheduler(
             config,
             eos_token_ids=eos_token_ids,
             vocab_size=vocab_size,
             clock=clock,
-            observer=recorder,
+            observer=journal,
         )
         self._clock = clock
-        self._recorder = recorder
+        self._journal = journal
         self._runner = runner
         self._adapters = adapters
         self._prepare_grammar = prepare_grammar
@@ -75,14 +75,14 @@ class EngineCore:
 
     def add(self, client: Hashable, request: EngineRequest) -> None:
         """Queue a request; raises `RequestRefused`. Its adapter begins to be fetched at once."""
-        if self._recorder is None:
+        if self._journal is None:
             self._add(client, request)
             return
-        self._recorder.asked(request)
+        self._journal.asked(request)
         try:
             self._add(client, request)
         except RequestRefused as refusal:
-            self._recorder.refused(request, refusal.code)
+            self._journal.refused(request, refusal.code)
             raise
 
     def _add(self, client: Hashable, request: EngineRequest) -> None:
@@ -160,15 +160,15 @@ class EngineCore:
         self._flight = following
 
     def _commit(self, result: StepResult, began: float, planned: float) -> None:
-        recorder = self._recorder
-        if recorder is None:
+        journal = self._journal
+        if journal is None:
             self._scheduler.commit(result)
             return
         ran = self._clock()
         composition = self._scheduler.composition()  # before it changes
         self._scheduler.commit(result)
         seconds = split_step(planned - began, ran - planned, self._clock() - ran, result.seconds)
-        recorder.step(began, seconds, composition, self._scheduler.load())
+        journal.step(began, seconds, composition, self._scheduler.load())
 
     def _plan_step(self) -> ScheduledBatch:
         """Plan a step with all that has come, and change the slots; [] of rows if none can run."""
@@ -205,8 +205,8 @@ class EngineCore:
             # What has left a slot is cleared before another comes into it: cleared afterwards, it
             # would take the newcomer's weights along, and base answers would pass for its own.
             self._change_slots(*self._scheduler.take_slot_changes())
-            if isinstance(event, AdapterReady) and self._recorder is not None:
-                self._recorder.fetched(event.digest, event.seconds)
+            if isinstance(event, AdapterReady) and self._journal is not None:
+                self._journal.fetched(event.digest, event.seconds)
             if not isinstance(event, AdapterReady):
                 self._scheduler.adapter_failed(event.digest, event.reason)
             elif (slot := self._scheduler.loading_slot(event.digest)) is not None:

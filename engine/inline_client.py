@@ -127,11 +127,11 @@ class InlineEngineClient:
 
     def forget(self, tenant: str, adapter: str | None = None) -> None:
         """An adapter, or a whole tenant, was deleted; see `EngineClient`."""
-        self._post(lambda: self._parts.recorder.forget(tenant, adapter))
+        self._post(lambda: self._parts.journal.forget(tenant, adapter))
 
     def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
         """The service refused a request; see `EngineClient`."""
-        self._post(lambda: self._parts.recorder.note_refusals(tenant, adapter, code, 1))
+        self._post(lambda: self._parts.journal.note_refusals(tenant, adapter, code, 1))
 
     def unload(self, digest: str) -> None:
         """Drop an adapter that no live version names any more."""
@@ -171,7 +171,7 @@ class InlineEngineClient:
         question = GetTelemetry(cursor=cursor or Cursor(), limit=limit, with_totals=with_totals)
         answer: list[Telemetry] = []
         await self._between_steps(
-            lambda: answer.append(self._parts.recorder.telemetry(question, GENERATION))
+            lambda: answer.append(self._parts.journal.telemetry(question, GENERATION))
         )
         return answer[0]
 

@@ -14,7 +14,7 @@ from engine.host_memory import HostWeights
 from engine.messages import EngineInfo
 from engine.residency import Residency
 from engine.scheduled_batch import ScheduledBatch
-from engine.telemetry.recorder import Recorder, RecorderConfig
+from engine.telemetry.journal import Journal, JournalConfig
 from engine.wake_up import WakeUp
 
 
@@ -41,7 +41,7 @@ class EngineParts:
     wake: WakeUp
     """Set when an adapter arrived: a step has something to do."""
     info: EngineInfo
-    recorder: Recorder
+    journal: Journal
     """What there is to tell to those who watch."""
     close_runner: Callable[[], None] = lambda: None
 
@@ -56,7 +56,7 @@ class EngineParts:
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         prepare_grammar: Callable[[str], None] | None = None,
-        telemetry: RecorderConfig | None = None,
+        telemetry: JournalConfig | None = None,
         launch: Callable[[ScheduledBatch], RunningStep] | None = None,
         close_runner: Callable[[], None] = lambda: None,
     ) -> "EngineParts":
@@ -66,7 +66,7 @@ class EngineParts:
         """
         desk = FetchDesk(clock)
         wake = WakeUp()
-        recorder = Recorder(telemetry, clock=clock)
+        journal = Journal(telemetry, clock=clock)
         host = AdapterHost(
             limits.cache_dir,
             load_adapter,
@@ -86,7 +86,7 @@ class EngineParts:
             clock=clock,
             prepare_grammar=prepare_grammar,
             launch=launch,
-            recorder=recorder,
+            journal=journal,
         )
         residency = Residency(
             core,
@@ -96,7 +96,7 @@ class EngineParts:
             warm_up_seconds=limits.warm_up_seconds,
             clock=clock,
         )
-        return cls(core, host, desk, residency, wake, info, recorder, close_runner)
+        return cls(core, host, desk, residency, wake, info, journal, close_runner)
 
     def close(self) -> None:
         """Stop the threads."""

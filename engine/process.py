@@ -28,7 +28,7 @@ from engine.messages import EngineInfo
 from engine.parent import die_with_parent
 from engine.parts import AdapterLimits, EngineParts
 from engine.server import EngineServer
-from engine.telemetry.recorder import RecorderConfig
+from engine.telemetry.journal import JournalConfig
 from engine.telemetry.records import Objective
 
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = {"cpu": 32, "cuda": 256}
@@ -130,7 +130,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         limits=limits,
         info=info,
         prepare_grammar=None if built.grammars is None else built.grammars.prepare,
-        telemetry=RecorderConfig(
+        telemetry=JournalConfig(
             objective=Objective(
                 ttft=args.slo_ttft_ms / 1000, seconds_per_token=args.slo_tpot_ms / 1000
             ),

@@ -79,7 +79,7 @@ class EngineServer:
         self._residency = parts.residency
         self._wake = parts.wake
         self._info = parts.info
-        self._recorder = parts.recorder
+        self._journal = parts.journal
         self._generation = generation
         self._drain_seconds = drain_seconds
         self._clock = clock
@@ -188,12 +188,12 @@ class EngineServer:
             case EndCalls():
                 self._core.end_calls(message)
             case Forget():
-                self._recorder.forget(message.tenant, message.adapter)
+                self._journal.forget(message.tenant, message.adapter)
             case Settle():
                 self._ledger.settle(client, message.calls)
             case NoteRefusals():
                 for noted in message.refusals:
-                    self._recorder.note_refusals(
+                    self._journal.note_refusals(
                         noted.tenant, noted.adapter, noted.code, noted.number
                     )
             case Goodbye():
@@ -264,7 +264,7 @@ class EngineServer:
 
     def _send_what_is(self, client: bytes, question: GetStats | GetTelemetry) -> None:
         if isinstance(question, GetTelemetry):
-            self._send(client, self._recorder.telemetry(question, self._generation))
+            self._send(client, self._journal.telemetry(question, self._generation))
             return
         stats = msgspec.structs.replace(
             self._core.stats(),

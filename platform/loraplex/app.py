@@ -60,7 +60,7 @@ from loraplex.tenants.audit_controller import AuditController
 from loraplex.tenants.controller import TenantController
 from loraplex.tenants.key_controller import KeyController
 from loraplex.tenants.source_controller import SourceController
-from loraplex.usage import UsageRecorder
+from loraplex.usage import UsageWriter
 from loraplex.usage_controller import AllUsageController, UsageController
 
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
@@ -110,7 +110,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             RegistryWatch(backends.registry) as registry_watch,
             keeping_house(backends.registry, backends.blobs),
             # The first to end: what it has left must be safe before anything else takes time.
-            UsageRecorder(
+            UsageWriter(
                 backends.registry, Path(settings.storage.usage_dir), backends.engine.settle
             ) as usage,
         ):

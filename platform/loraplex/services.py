@@ -26,7 +26,7 @@ from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.registry_watch import RegistryWatch
 from loraplex.settings import Settings
 from loraplex.tracing.tracing import NoTracing, Tracing
-from loraplex.usage import UsageRecorder
+from loraplex.usage import UsageWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Services:
     backends: Backends
     authenticator: Authenticator
     registry_watch: RegistryWatch
-    usage: UsageRecorder
+    usage: UsageWriter
     residency: ResidencyKeeper
     registrar: Registrar
     grammars: GrammarChecks

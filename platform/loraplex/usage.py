@@ -79,7 +79,7 @@ async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> int:
     return num_stored
 
 
-class UsageRecorder:
+class UsageWriter:
     """An async context manager; leaving it writes what is still queued, to the disk if need be.
 
     A batch that the database refuses is tried again with growing pauses while newer ones wait.

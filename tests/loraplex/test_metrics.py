@@ -15,7 +15,7 @@ from engine.config import SchedulerConfig
 from engine.messages import EngineRequest
 from engine.request import Request, RequestKey
 from engine.sampling_params import SamplingParams
-from engine.telemetry.recorder import Recorder, RecorderConfig
+from engine.telemetry.journal import Journal, JournalConfig
 from engine.telemetry.records import RequestRecord
 from loraplex.metrics import names
 from loraplex.metrics.page import MetricsPage
@@ -124,16 +124,16 @@ async def test_without_an_engine_the_page_says_so_and_what_it_knows_itself(tmp_p
     assert "loraplex_requests_running" not in text
 
 
-def used(recorder: Recorder, number: int) -> None:
+def used(journal: Journal, number: int) -> None:
     """An adapter is created, loaded, used, refused once, and deleted."""
     name, digest = f"adapter-{number:05}", f"{number:064x}"
     fake = FakeRequestParts(name, digest)
-    recorder.asked(fake.message)
-    recorder.slot_changed("loading", digest, number % 8)
-    recorder.slot_changed("resident", digest, number % 8)
-    recorder.request_over(fake.request, round(recorder._clock() * 1e9))
-    recorder.refused(fake.message, "queue_full")
-    recorder.slot_changed("evicted", digest, number % 8)
+    journal.asked(fake.message)
+    journal.slot_changed("loading", digest, number % 8)
+    journal.slot_changed("resident", digest, number % 8)
+    journal.request_over(fake.request, round(journal._clock() * 1e9))
+    journal.refused(fake.message, "queue_full")
+    journal.slot_changed("evicted", digest, number % 8)
 
 
 class FakeRequestParts:
@@ -150,14 +150,14 @@ class FakeRequestParts:
 @pytest.mark.parametrize("is_deleted", [True, False])
 async def test_ten_thousand_adapters_leave_the_page_as_small_as_it_was(tmp_path, is_deleted):
     engine = FakeEngine()
-    engine.recorder = Recorder(RecorderConfig(max_adapters=20))
+    engine.journal = Journal(JournalConfig(max_adapters=20))
     engine.statistics = statistics()
     sizes: list[tuple[int, int]] = []
     async with running_service(tmp_path, engine) as service:
         for number in range(10_000):
-            used(engine.recorder, number)
+            used(engine.journal, number)
             if is_deleted:
-                engine.recorder.forget("acme", f"adapter-{number:05}")
+                engine.journal.forget("acme", f"adapter-{number:05}")
             if number in (100, 1000, 9_999):
                 page = await scrape(service)
                 sizes.append((len(list(samples(page))), len(page)))
@@ -169,7 +169,7 @@ async def test_ten_thousand_adapters_leave_the_page_as_small_as_it_was(tmp_path,
     assert value(text, "loraplex_adapter_load_seconds_count") == 10_000
     labels = {s.labels["adapter"] for s in samples(text) if "adapter" in s.labels}
     assert labels == {"other"} if is_deleted else len(labels) == 21
-    kept = engine.recorder
+    kept = engine.journal
     assert len(kept._owners._owners) <= 10_000 and not kept._residences and not kept._fetches
 
 

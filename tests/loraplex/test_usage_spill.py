@@ -14,7 +14,7 @@ import pytest
 
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import UsageRecord
-from loraplex.usage import UsageRecorder, write_rows
+from loraplex.usage import UsageWriter, write_rows
 from loraplex.usage_spill import keep_restoring, restore, spill
 from tests.support.fake_engine import FakeEngine
 from tests.support.registry import FakeClock, open_registry
@@ -261,14 +261,14 @@ async def test_what_is_queued_when_the_service_stops_is_found_by_the_next_one(
     assert left(tmp_path / "usage") == []
 
 
-def recorder(table: Any, folder: Path, settled: list[str]) -> UsageRecorder:
-    return UsageRecorder(table, folder, settled.extend, retry_seconds=60.0)
+def writer(table: Any, folder: Path, settled: list[str]) -> UsageWriter:
+    return UsageWriter(table, folder, settled.extend, retry_seconds=60.0)
 
 
 async def test_a_stop_while_the_database_is_away_leaves_the_rows_on_the_disk(tmp_path: Path):
     settled: list[str] = []
     before = datetime.now(UTC)
-    async with recorder(Table(answers=0), tmp_path, settled) as usage:
+    async with writer(Table(answers=0), tmp_path, settled) as usage:
         for row in rows(*range(300)):
             usage.record(replace(row, created_at=None))
     table = Table()
@@ -290,7 +290,7 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(
             await asyncio.Event().wait()
 
     settled: list[str] = []
-    async with asyncio.timeout(10), recorder(Hangs(), tmp_path, settled) as usage:
+    async with asyncio.timeout(10), writer(Hangs(), tmp_path, settled) as usage:
         usage.record(ROW)
     assert settled == [ROW.request_id] and left(tmp_path) == [".jsonl"]
 
@@ -298,7 +298,7 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(
 async def test_a_stop_with_a_database_that_answers_leaves_no_file(tmp_path: Path):
     settled: list[str] = []
     table = Table()
-    async with recorder(table, tmp_path, settled) as usage:
+    async with writer(table, tmp_path, settled) as usage:
         for row in rows(*range(600)):
             usage.record(row)
     assert table.rows == rows(*range(600))
@@ -311,6 +311,6 @@ async def test_without_a_folder_to_write_to_a_stop_ends_well_and_the_engine_keep
     settled: list[str] = []
     nowhere = tmp_path / "file"
     nowhere.write_bytes(b"")
-    async with asyncio.timeout(10), recorder(Table(answers=0), nowhere, settled) as usage:
+    async with asyncio.timeout(10), writer(Table(answers=0), nowhere, settled) as usage:
         usage.record(ROW)
     assert settled == []

@@ -14,7 +14,7 @@ LONGEST_TIMELINE = 33
 class WatchedMachine(EngineMachine):
     @invariant()
     def slots_are_told_as_they_are(self):
-        told = self.engine.recorder._residences
+        told = self.engine.journal._residences
         assert set(told) == set(self.engine.core.stats().resident)
 
     def teardown(self):
@@ -22,7 +22,7 @@ class WatchedMachine(EngineMachine):
             return
         super().teardown()
         question = GetTelemetry(limit=100_000, with_totals=True)
-        told = self.engine.recorder.telemetry(question, generation=1)
+        told = self.engine.journal.telemetry(question, generation=1)
         records = {int(record.call): record for record in told.requests}
         assert len(told.requests) == len(records) == len(self.engine.messages)
         for client, request_id in self.engine.messages:

@@ -18,7 +18,7 @@ from engine.messages import (
     TokenLogprob,
 )
 from engine.request_stream import RequestStream
-from engine.telemetry.recorder import Recorder
+from engine.telemetry.journal import Journal
 from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
 
 EOS = 2
@@ -82,7 +82,7 @@ class FakeEngine:
         self.recent: list[str] = []
         self.residencies: list[tuple[list[str], list[str], list[str]]] = []
         """(pinned, warm, recent), as often as it was told."""
-        self.recorder = Recorder()
+        self.journal = Journal()
         """Told of nothing, unless a test does."""
         self.statistics: EngineStats | None = None
         self._joined: list[Callable[[Sequence[str]], None]] = []
@@ -204,10 +204,10 @@ class FakeEngine:
 
     def forget(self, tenant: str, adapter: str | None = None) -> None:
         self.forgotten.append((tenant, adapter))
-        self.recorder.forget(tenant, adapter)
+        self.journal.forget(tenant, adapter)
 
     def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
-        self.recorder.note_refusals(tenant, adapter, code, 1)
+        self.journal.note_refusals(tenant, adapter, code, 1)
 
     def unload(self, digest: str) -> None:
         self.unloaded.append(digest)
@@ -239,7 +239,7 @@ class FakeEngine:
         if not self.is_ready:
             raise EngineUnavailable("the engine is not there")
         question = GetTelemetry(cursor=cursor or Cursor(), limit=limit, with_totals=with_totals)
-        return self.recorder.telemetry(question, generation=1)
+        return self.journal.telemetry(question, generation=1)
 
     async def drain(self) -> None:
         self.is_ready = False

@@ -26,7 +26,7 @@ from engine.scheduled_batch import (
     StepResult,
 )
 from engine.sequence import Sequence as EngineSequence
-from engine.telemetry.recorder import Recorder
+from engine.telemetry.journal import Journal
 
 EOS = 0
 VOCAB_SIZE = 40
@@ -358,7 +358,7 @@ class MemoryEngine:
         self.clock = FakeClock()
         self.runner = MemoryRunner(self.config)
         self.source = source or FakeSource()
-        self.recorder = Recorder(clock=self.clock, wall_clock=self.clock)
+        self.journal = Journal(clock=self.clock, wall_clock=self.clock)
         self.core = EngineCore(
             self.config,
             self.runner,
@@ -367,7 +367,7 @@ class MemoryEngine:
             vocab_size=VOCAB_SIZE,
             clock=self.clock,
             launch=None if overlap is None else self.runner.launch,
-            recorder=self.recorder,
+            journal=self.journal,
         )
         if overlap is not None:
             self.runner.overlap = overlap

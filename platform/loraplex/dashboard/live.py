@@ -23,7 +23,7 @@ from loraplex.dashboard.alerts_query import lasting_alerts, seen_by
 from loraplex.dashboard.live_stream import LiveStream, event
 from loraplex.dashboard.live_view import Recent, live_view, load_of
 from loraplex.dashboard.progress_query import progress
-from loraplex.dashboard.sessions import EndReason, Sessions, Viewer
+from loraplex.dashboard.sessions import SessionEnd, Sessions, Viewer
 from loraplex.dashboard.slots_query import newest_slots
 from loraplex.dashboard.steps_view import MAX_STEPS, steps_view
 from loraplex.dashboard.views import Alert, Live
@@ -225,7 +225,7 @@ class LiveSource:
                 checked_at = self._clock()
             except Exception as error:  # whatever it is: who is not checked is let go in the end
                 _log.warning("sessions_not_checked", error=type(error).__name__)
-                ended: dict[str, EndReason] = {}
+                ended: dict[str, SessionEnd] = {}
                 if self._clock() - checked_at > UNCHECKED_SECONDS:
                     ended = {s.viewer.token_hash: "stopping" for s in self._streams}
             for stream in self._streams:

@@ -9,7 +9,7 @@ import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from loraplex.dashboard.sessions import EndReason, Viewer
+from loraplex.dashboard.sessions import SessionEnd, Viewer
 from loraplex.dashboard.views import Ended
 
 MAX_QUEUED = 16
@@ -40,7 +40,7 @@ class LiveStream:
             self._events.append(data)
             self._arrived.set()
 
-    def end(self, reason: EndReason) -> None:
+    def end(self, reason: SessionEnd) -> None:
         """Nothing comes any more; what is queued is dropped, for it may not be seen any more."""
         if not self._is_over:
             self._events.clear()

@@ -22,7 +22,7 @@ from loraplex.errors import ApiError, Forbidden, Unauthenticated
 SESSION_SECONDS = 8 * 3600
 MAX_TOKEN_LENGTH = 64
 
-EndReason = Literal["logged_out", "expired", "revoked", "stopping"]
+SessionEnd = Literal["logged_out", "expired", "revoked", "stopping"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ class Sessions:
         assert login is not None
         return Viewer(token_hash, login.tenant, login.expires_at.timestamp())
 
-    async def ended(self, token_hashes: Iterable[str]) -> dict[str, EndReason]:
+    async def ended(self, token_hashes: Iterable[str]) -> dict[str, SessionEnd]:
         """Those of sessions that are over, and why: one statement for all of them."""
         hashes = list(token_hashes)
         found = await self._registry.find_logins(hashes)
-        ended: dict[str, EndReason] = {}
+        ended: dict[str, SessionEnd] = {}
         for token_hash in hashes:
             if (reason := self._end_of(found.get(token_hash))) is not None:
                 ended[token_hash] = reason
@@ -109,7 +109,7 @@ class Sessions:
         """End a session."""
         await self._registry.log_out(viewer.token_hash)
 
-    def _end_of(self, login: Login | None) -> EndReason | None:
+    def _end_of(self, login: Login | None) -> SessionEnd | None:
         if login is None:
             return "logged_out"
         if login.is_revoked or not self._is_current(login):

@@ -35,7 +35,7 @@ from engine.telemetry.step_totals import StepTotals, shares_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecorderConfig:
+class JournalConfig:
     """What is kept, and what counts as good."""
 
     objective: Objective = field(default_factory=Objective)
@@ -47,18 +47,18 @@ class RecorderConfig:
     num_slot_events: int = 4096
 
 
-class Recorder:
+class Journal:
     """An `engine.telemetry.observer.Observer`; what it is told comes from one thread."""
 
     def __init__(
         self,
-        config: RecorderConfig | None = None,
+        config: JournalConfig | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is the scheduler's."""
-        self._config = config or RecorderConfig()
+        self._config = config or JournalConfig()
         self._clock = clock
         self._wall_clock = wall_clock
         self._offset = wall_clock() - clock()  # from the scheduler's time to Unix time
