@@ -1,6 +1,6 @@
 """`/v1/usage` and `/admin/usage`: what was used, summed, as JSON or CSV."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, cast
@@ -13,7 +13,7 @@ from litestar.params import QueryParameter
 
 from adapter_store.registry.records import TenantInfo, UsageGroup, UsageTotals
 from loraplex.auth import requires_admin, requires_tenant_scope
-from loraplex.dashboard import tables
+from loraplex.csv_table import Table, to_csv
 from loraplex.errors import InvalidRequest
 from loraplex.openapi import OpenAIError, Problem, errors, operation
 from loraplex.services import Services
@@ -143,14 +143,9 @@ async def _report(
     rows = [_row(total) for total in totals]
     if format_ == "csv":
         headers = {"content-disposition": 'attachment; filename="usage.csv"'}
-        return Response(to_csv(rows), media_type="text/csv", headers=headers)
+        table = Table(UsageRow.__struct_fields__, [msgspec.structs.astuple(row) for row in rows])
+        return Response(to_csv(table), media_type="text/csv", headers=headers)
     return Response(UsageReport(start, end, rows))
-
-
-def to_csv(rows: Sequence[UsageRow]) -> str:
-    """A table with a heading; no cell is a formula to a spreadsheet."""
-    cells = [msgspec.structs.astuple(row) for row in rows]
-    return tables.to_csv(tables.Table(UsageRow.__struct_fields__, cells))
 
 
 def _groups(text: str) -> Collection[UsageGroup]:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import AdapterNotFound
 from loraplex.auth import PUBLIC
+from loraplex.csv_table import Table, to_csv
 from loraplex.dashboard import tables
 from loraplex.dashboard.access import provide_viewer, require_session
 from loraplex.dashboard.adapter_query import adapter_view
@@ -183,7 +184,7 @@ class DataController(Controller):
         else:
             raise InvalidRequest("table", f"there is no table {name[:40]!r}")
         return Response(
-            tables.to_csv(found),
+            to_csv(found),
             media_type="text/csv",
             headers={"content-disposition": f'attachment; filename="loraplex-{name}-{range_}.csv"'},
         )
@@ -213,7 +214,7 @@ async def _batch(services: Services, viewer: Viewer, range_: Range) -> Batch:
     return await _read(services, lambda s, now: batch(s, viewer.tenant, range_, now, steps, info))
 
 
-def _of_overview(name: str, view: Overview) -> tables.Table:
+def _of_overview(name: str, view: Overview) -> Table:
     match name:
         case "throughput":
             return tables.throughput(view)
@@ -225,7 +226,7 @@ def _of_overview(name: str, view: Overview) -> tables.Table:
             return tables.causes(view.window, view.causes)
 
 
-def _of_adapter(name: str, view: AdapterView) -> tables.Table:
+def _of_adapter(name: str, view: AdapterView) -> Table:
     match name:
         case "adapter-causes":
             return tables.causes(view.window, view.causes)

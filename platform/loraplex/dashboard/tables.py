@@ -1,11 +1,9 @@
-"""What a chart or a table shows, as rows of cells; and rows as CSV."""
+"""What a chart or a table shows, as rows of cells."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from loraplex.csv_table import Cell, Table
 from loraplex.dashboard.adapter_views import AdapterRow, AdapterView
 from loraplex.dashboard.engine_views import Batch, Slots
 from loraplex.dashboard.views import (
@@ -17,34 +15,6 @@ from loraplex.dashboard.views import (
     Window,
 )
 from loraplex.recorder.traffic import CAUSES, FINISHES
-
-Cell = str | float | int | None
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would compute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Names of columns, and rows."""
-
-    heading: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-
-def to_csv(table: Table) -> str:
-    """With a heading; no cell is a formula to a spreadsheet, whatever its text."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(table.heading)
-    for row in table.rows:
-        writer.writerow([cell_text(cell) for cell in row])
-    return text.getvalue()
-
-
-def cell_text(cell: Cell) -> str:
-    """A cell as it is written."""
-    text = "" if cell is None else str(cell)
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def moment(at: float | None) -> str | None:
