@@ -31,6 +31,7 @@ from benchmarks.serving.load import (
 )
 from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.ours import OurService, our_service
+from benchmarks.serving.passes import gap_p99, ttft_p99
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
 
 SLOTS = 8
@@ -91,14 +92,6 @@ def run_case(
     taken = [replace(pool[index % len(pool)], model=name) for index, name in enumerate(chosen)]
     calls = no_shared_prefixes(taken, first_token)
     return asyncio.run(open_loop(service.url, calls, arrivals, service.key))
-
-
-def ttft_p99(result: Result) -> float:
-    return percentile([reply.ttft for reply in result.replies], 0.99)
-
-
-def gap_p99(result: Result) -> float:
-    return percentile(result.gaps, 0.99)
 
 
 def cells(name: str, fraction: float, result: Result, resident: Result) -> list[str]:

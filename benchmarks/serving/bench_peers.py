@@ -14,18 +14,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.serving.figures import machine, markdown, over_passes, percentile, write_json
-from benchmarks.serving.load import Result, warm_up
+from benchmarks.serving.figures import machine, markdown, over_passes, write_json
+from benchmarks.serving.load import warm_up
 from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.ours import our_service
 from benchmarks.serving.passes import (
     COLUMNS,
     Contender,
     Passes,
+    gap_p99,
     ratio,
     row,
     take_turns,
     throughput,
+    ttft_p99,
 )
 from benchmarks.serving.peers import PeerError, vllm
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
@@ -34,16 +36,6 @@ OURS_BASE = "Loraplex, base"
 OURS_MIX8 = "Loraplex, mix8"
 VLLM_BASE = "vLLM without LoRA, base"
 VLLM_MIX8 = "vLLM with LoRA, mix8"
-
-
-def gap_p99(result: Result) -> float:
-    """Seconds between two chunks of one stream, 99th percentile."""
-    return percentile(result.gaps, 0.99)
-
-
-def ttft_p99(result: Result) -> float:
-    """Seconds to a first token, 99th percentile."""
-    return percentile([reply.ttft for reply in result.replies], 0.99)
 
 
 RATIOS = (

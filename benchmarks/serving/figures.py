@@ -9,11 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value at the nearest rank; `values` has at least one."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(fraction * (len(ordered) - 1)))]
+    """As load tests and simulations count it, between two values; `values` has at least one."""
+    return float(np.quantile(values, fraction))
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:

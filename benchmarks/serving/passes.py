@@ -76,19 +76,15 @@ def take_turns(
 
 def row(name: str, passes: Passes) -> list[str]:
     """One line of the table with `COLUMNS`."""
-
-    def ttft(fraction: float) -> Callable[[Result], float]:
-        return lambda result: percentile([reply.ttft for reply in result.replies], fraction)
-
     return [
         name,
         passes.over(lambda result: result.tokens_per_second),
         passes.over(lambda result: statistics.mean(reply.ttft for reply in result.replies), 2),
-        passes.over(ttft(0.5), 2),
-        passes.over(ttft(0.99), 2),
+        passes.over(lambda result: percentile([reply.ttft for reply in result.replies], 0.5), 2),
+        passes.over(ttft_p99, 2),
         passes.over(lambda r: 1e3 * statistics.mean(reply.tpot for reply in r.replies)),
         passes.over(lambda r: 1e3 * percentile([reply.tpot for reply in r.replies], 0.99)),
-        passes.over(lambda result: 1e3 * percentile(result.gaps, 0.99)),
+        passes.over(lambda result: 1e3 * gap_p99(result)),
     ]
 
 
@@ -103,6 +99,16 @@ def ratio(
 def throughput(result: Result) -> float:
     """Output tokens a second."""
     return result.tokens_per_second
+
+
+def ttft_p99(result: Result) -> float:
+    """Seconds to a first token, 99th percentile."""
+    return percentile([reply.ttft for reply in result.replies], 0.99)
+
+
+def gap_p99(result: Result) -> float:
+    """Seconds between two chunks of one stream, 99th percentile."""
+    return percentile(result.gaps, 0.99)
 
 
 def cpu_seconds_per_token(service: OurService, mix: str, loops: int) -> float:

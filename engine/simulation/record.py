@@ -1,7 +1,6 @@
 """What became of each request of a simulation, and what a run amounts to."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import sub
 from typing import Literal
@@ -98,11 +97,3 @@ class SimulationReport:
             for cause, seconds in record.queue.items():
                 total[cause] = total.get(cause, 0.0) + seconds
         return totals
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that at least `percent` per cent of the values do not exceed."""
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("no values")
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

@@ -6,13 +6,14 @@ A small model on a CPU: 20 ms a step, 1 ms a row, 0.6 ms a prompt token; 30 ms t
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from engine.config import SchedulerConfig
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.simulation.driver import Simulation
-from engine.simulation.record import SimulationReport, percentile
+from engine.simulation.record import SimulationReport
 
 NUM_REQUESTS, NUM_TENANTS, NUM_SLOTS = 600, 4, 8
 
@@ -69,7 +70,7 @@ def test_at_half_load_churn_costs_a_bounded_wait_and_running_streams_hardly_noti
     def p99(
         reports: list[SimulationReport], of: Callable[[SimulationReport], list[float]]
     ) -> float:
-        return percentile([value for report in reports for value in of(report)], 99)
+        return float(np.percentile([value for report in reports for value in of(report)], 99))
 
     resident, churning = run(num_adapters), run(NUM_SLOTS)
     assert all(report.num_installs > 10 * NUM_SLOTS for report in churning), "adapters come and go"

@@ -7,7 +7,6 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.simulation.driver import Simulation, SimulationStalled
-from engine.simulation.record import percentile
 from engine.simulation.step_time import LinearStepTime
 from tests.support.memory_engine import request
 
@@ -123,13 +122,6 @@ def test_an_engine_that_waits_for_nothing_is_an_error_and_not_the_end():
     simulation.adapters.prefetch = lambda digest: None
     with pytest.raises(SimulationStalled, match="1 requests wait for nothing"):
         simulation.run()
-
-
-def test_percentiles_are_values_that_occurred():
-    values = list(range(1, 101))
-    assert [percentile(values, p) for p in (0, 1, 50, 99, 100)] == [1, 1, 50, 99, 100]
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
 
 
 def test_the_simulation_needs_no_torch():
