@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from loraplex.database import DatabaseNotMigrated, check, newest_revision
-from loraplex.supervisor.serve import ServeError, check_model
-from loraplex.supervisor.serve import _listen as listen_or_say_why  # pyright: ignore[reportPrivateUsage]
+from loraplex.supervisor.listeners import open_listener
+from loraplex.supervisor.serve_options import ServeError
+from loraplex.supervisor.served_model import check_model
 from tests.support.postgres import PostgresServer
 from tests.support.tiny_models import make_tiny_model
 
@@ -102,10 +103,10 @@ def test_an_address_that_cannot_be_listened_on_is_refused_with_the_option_to_cha
         with pytest.raises(
             ServeError, match=rf"127.0.0.1:{port}: Address already in use; .*--port"
         ):
-            listen_or_say_why("127.0.0.1", port)
+            open_listener("127.0.0.1", port)
     for host in ("192.0.2.1", "300.1.1.1"):
         with pytest.raises(ServeError, match=r"^cannot listen on \S+: [^()]+; .*--host"):
-            listen_or_say_why(host, 0)
+            open_listener(host, 0)
 
 
 def test_a_damaged_database_is_refused_with_what_is_wrong_and_what_to_do(

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.supervisor.data_dir import DataDir
-from loraplex.supervisor.serve import ServeError, ServeOptions
-from loraplex.supervisor.serve import _settings as settings_of  # pyright: ignore[reportPrivateUsage]
+from loraplex.supervisor.serve_options import ServeError, ServeOptions, settings_of
 
 
 def settings(folder: Path, *roots: str):
