@@ -1,21 +1,14 @@
-"""Everything that waits: tenants, their queues, and where each queue stands.
-
-A queue that is not empty is *ready* (its head may be admitted now), *resuming* (the same, and its
-head was preempted for its blocks), *unplaced* (its adapter is in host memory and wants a slot),
-*unfetched* (its adapter is not there yet and nobody was told to hurry), or parked (what it waits
-for is on its way). All but the last are indices in the order of service, so that a step looks at
-what it may serve and never at all that waits.
-"""
+"""Everything that waits: tenants and their queues, each where it stands (`engine.standing`)."""
 
 import math
 
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.backpressure import Pressure
-from engine.fair_order import FairOrder
 from engine.fairness import Contenders
 from engine.messages import EngineRequest, WaitCause
 from engine.sequence import Sequence
+from engine.standing import Standing
 from engine.step_clock import StepClock
 from engine.tenant import Tenant, is_idle_queue, is_idle_tenant
 from engine.wait_causes import add_wait
@@ -25,15 +18,15 @@ class Waiting:
     """Owns tenants and queues; every operation is O(log) in what waits."""
 
     def __init__(self, slots: AdapterSlots, time: StepClock) -> None:
-        self.ready = FairOrder()
-        self.resuming = FairOrder()
-        self.unplaced = FairOrder()
-        self.unfetched = FairOrder()
+        self._standing = Standing(slots)
+        self.ready = self._standing.ready
+        self.resuming = self._standing.resuming
+        self.unplaced = self._standing.unplaced
+        self.unfetched = self._standing.unfetched
         self.tenants: dict[str, Tenant] = {}
         self.num_waiting = 0
         """Sequences in all queues."""
         self.pressure = Pressure(time.now)
-        self._orders = (self.ready, self.resuming, self.unplaced, self.unfetched)
         self._slots = slots
         self._time = time
         self._contenders = Contenders[Tenant](is_idle_tenant)
@@ -149,7 +142,7 @@ class Waiting:
         tenant.hold_clock.turn(True, self._time.now)
         tenant.slotless_clock.turn(True, self._time.now)
         self._contenders.leave(tenant)
-        for order in self._orders:
+        for order in self._standing.orders:
             order.hide(tenant)
 
     def reopen(self, tenant: Tenant) -> None:
@@ -162,8 +155,8 @@ class Waiting:
 
     def show(self, tenant: Tenant) -> None:
         """Offer a tenant's queues where nothing forbids it."""
-        for order in self._orders:
-            if not self._is_hidden(tenant, order):
+        for order in self._standing.orders:
+            if not self._standing.is_hidden(tenant, order):
                 order.show(tenant)
 
     def apply_slot_quota(self, tenant: Tenant, slack: float) -> bool:
@@ -180,7 +173,7 @@ class Waiting:
             tenant.is_out_of_slots = is_out
             tenant.slotless_clock.turn(tenant.is_held or is_out, self._time.now)
             for order in (self.unplaced, self.unfetched):
-                if self._is_hidden(tenant, order):
+                if self._standing.is_hidden(tenant, order):
                     order.hide(tenant)
                 else:
                     order.show(tenant)
@@ -196,7 +189,7 @@ class Waiting:
         self._count(tenant, placed)
         has_given_up = False
         for queue in placed if is_out else ():
-            if self._is_kept_out(queue) and self._is_useless(queue):
+            if self._standing.is_kept_out(queue) and self._is_useless(queue):
                 self._slots.give_up(queue.adapter or "")
                 self.refile(queue.adapter or "")
                 has_given_up = True
@@ -208,7 +201,7 @@ class Waiting:
             return
         open_queues = [tenant.queues.get(None), tenant.reserved, *placed]
         if not tenant.is_out_of_slots or any(
-            queue and not self._is_kept_out(queue) for queue in open_queues
+            queue and not self._standing.is_kept_out(queue) for queue in open_queues
         ):
             self._contenders.enter(tenant)
         else:
@@ -222,12 +215,8 @@ class Waiting:
             and adapter.state is SlotState.RESIDENT
             and not adapter.references
             and not adapter.is_pinned
-            and all(self._is_kept_out(other) for other in self.queues_of(adapter.digest))
+            and all(self._standing.is_kept_out(other) for other in self.queues_of(adapter.digest))
         )
-
-    def _is_kept_out(self, queue: AdapterQueue) -> bool:
-        """Whether the quota of slots keeps this queue from the slot that its adapter has."""
-        return bool(queue) and not queue.tenant.may_use_slot(queue)
 
     def _set_yielding(self, tenant: Tenant, placed: list[AdapterQueue], slack: float) -> None:
         kept_out = [
@@ -253,54 +242,23 @@ class Waiting:
                 self._note_cause(changed)
 
     def _file(self, queue: AdapterQueue, *, has_older_head: bool = False) -> None:
-        order = self._order_of(queue) if queue else None
+        order = self._standing.order_of(queue) if queue else None
         if queue.order is not None and queue.order is not order:
             queue.order.discard(queue)
         if order is not None and (queue.order is not order or has_older_head):
-            order.push(queue, hidden=self._is_hidden(queue.tenant, order))
+            order.push(queue, hidden=self._standing.is_hidden(queue.tenant, order))
         queue.order = order
         self._note_cause(queue)
 
     def _note_cause(self, queue: AdapterQueue) -> None:
         tenant = queue.tenant
-        has_slot = queue is tenant.reserved or not self._is_slotless(queue)
+        has_slot = queue is tenant.reserved or not self._standing.is_slotless(queue)
         clock = tenant.hold_clock if has_slot else tenant.slotless_clock
         queue.ledger.change(self._cause_of(queue), self._time.now, clock)
 
-    def _is_slotless(self, queue: AdapterQueue) -> bool:
-        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
-        return adapter is not None and adapter.state is SlotState.ABSENT
-
-    def _is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
-        if order is self.unplaced:
-            return tenant.is_held or tenant.is_out_of_slots or tenant.has_reservation
-        if order is self.unfetched:
-            return tenant.is_held or tenant.is_out_of_slots or tenant.is_hastening
-        return tenant.is_held
-
-    def _order_of(self, queue: AdapterQueue) -> FairOrder | None:
-        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
-        if adapter is None or adapter.state is SlotState.RESIDENT:
-            if self._is_kept_out(queue):
-                return None
-            return self.resuming if queue.head.is_resuming else self.ready
-        if adapter.state is not SlotState.ABSENT or adapter.is_claimed:
-            return None
-        if adapter.is_fetched:
-            return self.unplaced
-        return None if adapter.is_hastened else self.unfetched
-
     def _cause_of(self, queue: AdapterQueue) -> WaitCause:
-        adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
-        has_slot = adapter is not None and adapter.state is not SlotState.ABSENT
-        if has_slot and self._is_kept_out(queue):
-            return "quota"
-        if adapter is not None and adapter.state is not SlotState.RESIDENT:
-            is_coming = adapter.state is SlotState.LOADING or (
-                adapter.state is SlotState.ABSENT and not adapter.is_fetched
-            )
-            return "load" if is_coming else "slot"
-        return self._stop_cause if queue is self._stopped else "turn"
+        stop_cause = self._stop_cause if queue is self._stopped else "turn"
+        return self._standing.cause_of(queue, stop_cause)
 
     def _unlist(self, queue: AdapterQueue) -> None:
         if queue.adapter is not None:
@@ -311,6 +269,7 @@ class Waiting:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if counts, indices and causes disagree."""
+        order_of = self._standing.order_of
         for tenant in self.tenants.values():
             queues = tenant.queues.values()
             assert tenant.num_waiting == sum(len(queue) for queue in queues), tenant.name
@@ -318,7 +277,7 @@ class Waiting:
             assert tenant.is_out_of_slots is not tenant.has_slots_left, f"{tenant.name}: slots"
             assert tenant.slotless_clock.is_held is (tenant.is_held or tenant.is_out_of_slots)
             for queue in queues:
-                assert queue.order is (self._order_of(queue) if queue else None), "misfiled"
+                assert queue.order is (order_of(queue) if queue else None), "misfiled"
                 assert queue.order is None or queue in queue.order, "not in its order"
                 assert not queue or queue.ledger.cause == self._cause_of(queue), "wrong cause"
                 if queue.adapter is not None:
