@@ -68,7 +68,7 @@ class PacedRunner:
 
 def main(step_seconds: float, is_whole: bool) -> int:
     args = parse_engine_args(sys.stdin.buffer.read())
-    configure_logs(args.log_format, process="engine", generation=args.generation)
+    configure_logs(process="engine", generation=args.generation)
     die_with_parent(args.parent_pid)
     tokenizer = Tokenizer.from_pretrained(Path(args.model_dir))
     config = SchedulerConfig(

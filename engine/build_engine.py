@@ -34,7 +34,6 @@ def build_engine(
         max_loras=config.max_loras,
         max_lora_rank=args.max_lora_rank,
         threads=args.num_threads,
-        self_test=args.self_test,
         name=args.model_name,
         cpu_kernels=args.cpu_kernels,
         decode_ladder=args.effective_decode_ladder,

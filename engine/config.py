@@ -14,6 +14,9 @@ class SchedulerConfig:
 
     num_kv_blocks: int
     block_size: int = 16
+    """Tokens; it divides 64, and a service's is 16. Compiled attention takes 16 only, and sums in
+    another order than PyTorch's, which takes all: answers of 16 may differ from those of 8.
+    """
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     max_model_len: int = 2048
@@ -25,9 +28,11 @@ class SchedulerConfig:
     max_queued_per_adapter: int | None = None
     """Of one tenant for one adapter, or for the base (`adapter_queue_full`); None: likewise."""
     policy: Policy = "chunked"
+    """A service's is `chunked`; the others are what benchmarks and simulations compare it with."""
     enable_prefix_cache: bool = True
     slot_debt_tokens: int | None = None
-    """Lending past a reservation before its victim is preempted; None: 16 x the token budget."""
+    """Lending past a reservation before its victim is preempted; None: 16 x the token budget, as
+    in a service."""
     output_weight: float = 2.0
     """An output token's charge, in prompt tokens."""
 

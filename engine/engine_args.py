@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.config import Policy
 from engine.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -47,7 +46,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_threads: Positive | None = None
     """CPU threads of a forward pass."""
     cpu_kernels: Text = "auto"
-    """What computes on CPUs, LoRA and all else: `auto`, `native` (compiled), `torch`."""
+    """What computes on a CPU, LoRA and all else: a choice of `lora_kernels.cpu_kernels`."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the model runs; `cuda`: on the first GPU, see docs/gpu.md."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
@@ -56,14 +55,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Decode on static, padded buffers, on a GPU in CUDA graphs. None: on a GPU, not on a CPU."""
     async_scheduling: bool | None = None
     """Plan a decode step while the one before runs. None: on a GPU, not on a CPU."""
-    self_test: bool = True
-    """Prove batch invariance on this machine before the socket is bound."""
 
     num_kv_blocks: Positive | None = None
-    block_size: Positive = 16
-    """Tokens of a KV block; it divides 64. Compiled attention takes 16 only, and sums in another
-    order than PyTorch's, which takes all: so answers of 16 may differ from those of 8, 32 or 64.
-    """
     max_model_len: Positive | None = None
     max_num_seqs: Positive | None = None
     max_num_batched_tokens: Positive | None = None
@@ -71,9 +64,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Waiting requests over all tenants; then of one tenant, and of it for one adapter."""
     max_queued_per_tenant: Positive | None = 1024
     max_queued_per_adapter: Positive | None = 512
-    policy: Policy = "chunked"
     enable_prefix_cache: bool = True
-    slot_debt_tokens: Positive | None = None
 
     max_loras: Count = 8
     max_lora_rank: Positive = 64
@@ -90,7 +81,6 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """After SIGTERM, running requests may go on for so long."""
     hang_seconds: Annotated[float, Meta(gt=0)] = 120.0
     """A step that takes longer hangs: the process ends, to be started anew."""
-    log_format: Literal["json", "console"] = "json"
     slo_ttft_ms: Annotated[float, Meta(gt=0)] = 500.0
     """The service's objective, by which requests are counted as good: time to first token, and mean
     time between two tokens."""

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     try:
         args = parse_engine_args(_read_document(given.document))
-        configure_logs(args.log_format, process="engine", generation=args.generation)
+        configure_logs(process="engine", generation=args.generation)
         die_with_parent(args.parent_pid)
         return serve(build_parts(args), args, stop, beat_fd=given.beat_fd)
     except ConfigError as error:
@@ -149,7 +149,6 @@ def scheduler_config(args: EngineArgs) -> SchedulerConfig:
     max_num_seqs = args.max_num_seqs or DEFAULT_MAX_NUM_SEQS[args.device]
     return SchedulerConfig(
         num_kv_blocks=args.num_kv_blocks or 1,
-        block_size=args.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=(
             args.max_num_batched_tokens
@@ -159,9 +158,7 @@ def scheduler_config(args: EngineArgs) -> SchedulerConfig:
         max_queue_len=args.max_queue_len,
         max_queued_per_tenant=args.max_queued_per_tenant,
         max_queued_per_adapter=args.max_queued_per_adapter,
-        policy=args.policy,
         enable_prefix_cache=args.enable_prefix_cache,
-        slot_debt_tokens=args.slot_debt_tokens,
     )
 
 

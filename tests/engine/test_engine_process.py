@@ -79,8 +79,8 @@ def test_defaults_are_complete_and_consistent(tmp_path: Path) -> None:
     [
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": "many"}, "max_num_seqs"),
-        ({"polcy": "chunked"}, "polcy"),
-        ({"policy": "fastest"}, "policy"),
+        ({"max_num_seq": 8}, "max_num_seq"),
+        ({"dtype": "float8"}, "dtype"),
         ({"model_dir": "/nowhere"}, "model_dir"),
         ({"socket_path": "/tmp/" + "x" * 100}, "socket_path"),
         ({"socket_path": "engine.sock"}, "socket_path"),

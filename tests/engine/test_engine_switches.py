@@ -50,7 +50,6 @@ def args_of(lab: tuple[Path, Path, list[str]], **switches: Any) -> EngineArgs:
         max_num_seqs=6,
         max_num_batched_tokens=40,
         max_loras=2,
-        self_test=False,
         num_threads=1,
         **switches,
     )

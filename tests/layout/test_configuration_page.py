@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from engine.engine_args import EngineArgs
 from loraplex.cli.serve import serve
 from loraplex.settings import PREFIX, Settings
 
@@ -17,6 +18,9 @@ NO_VARIABLES = {
     "api_processes", "blobs_dir", "cache_dir", "engine_socket", "hang_seconds", "metrics_fd",
     "model_dir", "served_model_names", "uploads_dir", "usage_dir",
 }  # fmt: skip
+# `serve` gives these to the engine itself, or does not know them yet.
+NO_OPTIONS = {"cache_dir", "generation", "model_dir", "model_name", "parent_pid", "socket_path"}
+OPTIONS_OF = {"enable_prefix_cache": "--no-prefix-cache", "num_threads": "--threads"}
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -57,6 +61,13 @@ def test_every_option_is_listed_with_its_variable_and_its_default():
             assert option.default in _values(row[2]), name
         elif isinstance(option.default, str):
             assert option.default in row[2], name
+
+
+def test_every_argument_of_the_engine_has_an_option():
+    options = {option for parameter in serve.params for option in parameter.opts}
+    fields = {field.name for field in msgspec.structs.fields(EngineArgs)} - NO_OPTIONS
+    named = {OPTIONS_OF.get(field, f"--{field.replace('_', '-')}") for field in fields}
+    assert named - options == set()
 
 
 def test_every_variable_is_listed_with_its_default():

@@ -242,7 +242,7 @@ def count_frozen(prompt: tuple[int, ...], adapter: str | None) -> list[int]:
 
 def main(args_path: str, behaviour: str, beat_fd: str | None = None) -> int:
     args: EngineArgs = parse_engine_args(Path(args_path).read_bytes())
-    configure_logs(args.log_format, process="engine", generation=args.generation)
+    configure_logs(process="engine", generation=args.generation)
     die_with_parent(args.parent_pid)
     replies = {"echo": echo, "count_frozen": count_frozen}
     runner = ScriptedRunner(replies.get(behaviour, endless))

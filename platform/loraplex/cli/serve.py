@@ -37,9 +37,11 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--warm-up-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
               envvar="LORAPLEX_WARM_UP_SECONDS",
               help="How long a new engine may load adapters before it is ready.")  # fmt: skip
+@click.option("--max-queue-len", type=click.IntRange(1), default=4096, show_default=True,
+              envvar="LORAPLEX_MAX_QUEUE_LEN",
+              help="Requests that may wait, of all tenants together; more are 429.")  # fmt: skip
 @click.option("--max-queued-per-tenant", type=click.IntRange(1), default=1024, show_default=True,
-              envvar="LORAPLEX_MAX_QUEUED_PER_TENANT",
-              help="Requests that may wait; more are 429.")  # fmt: skip
+              envvar="LORAPLEX_MAX_QUEUED_PER_TENANT", help="Of one tenant.")  # fmt: skip
 @click.option("--max-queued-per-adapter", type=click.IntRange(1), default=512, show_default=True,
               envvar="LORAPLEX_MAX_QUEUED_PER_ADAPTER",
               help="Of one tenant for one adapter, or for the base.")  # fmt: skip
@@ -83,6 +85,8 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), default=80.0,
               show_default=True, envvar="LORAPLEX_SLO_TPOT_MS",
               help="and with so long between two tokens on average.")  # fmt: skip
+@click.option("--cpu-kernels", default="auto", show_default=True,
+              help="What computes on a CPU: native, native/INSTRUCTION_SET or torch.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the model runs. No GPU has run this release: docs/gpu.md.")  # fmt: skip
@@ -98,12 +102,13 @@ def serve(
     host: str, port: int, data_dir: Path,
     max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, cpu_lora_bytes: int | None,
     disk_lora_bytes: int, warm_up_seconds: float,
-    max_queued_per_tenant: int, max_queued_per_adapter: int, max_num_seqs: int | None,
-    max_num_batched_tokens: int | None, max_model_len: int | None, num_kv_blocks: int | None,
+    max_queue_len: int, max_queued_per_tenant: int, max_queued_per_adapter: int,
+    max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int | None,
+    num_kv_blocks: int | None,
     dtype: str, quantization: str | None, kv_cache_dtype: str, no_prefix_cache: bool, workers: int,
     api_silence_seconds: float, drain_seconds: float, hang_seconds: float, metrics_port: int | None,
-    metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, threads: int | None,
-    device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
+    metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, cpu_kernels: str,
+    threads: int | None, device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
     decode_ladder: bool | None,
 ) -> None:  # fmt: skip
     """Serve a base model and the adapters of its tenants, on the OpenAI API.
@@ -136,6 +141,7 @@ def serve(
             "cpu_lora_bytes": cpu_lora_bytes,
             "disk_lora_bytes": disk_lora_bytes,
             "warm_up_seconds": warm_up_seconds,
+            "max_queue_len": max_queue_len,
             "max_queued_per_tenant": max_queued_per_tenant,
             "max_queued_per_adapter": max_queued_per_adapter,
             "max_num_seqs": max_num_seqs,
@@ -143,6 +149,7 @@ def serve(
             "max_model_len": max_model_len,
             "num_kv_blocks": num_kv_blocks,
             "enable_prefix_cache": not no_prefix_cache,
+            "cpu_kernels": cpu_kernels,
             "num_threads": threads,
             "device": device,
             "gpu_memory_utilization": gpu_memory_utilization,

@@ -150,7 +150,7 @@ def main() -> None:
     """Read the arguments and record until told to stop."""
     die_with_parent()
     os.nice(NICENESS)
-    configure_logs("json", process="recorder")
+    configure_logs(process="recorder")
     args = msgspec.json.decode(sys.stdin.buffer.read(), type=RecorderArgs)
     asyncio.run(_main(args))
 

@@ -27,7 +27,7 @@ async def serve(options: ServeOptions) -> None:
 
     Raises `ServeError`, or `ChildCannotStart` when a process refused to start and has said why.
     """
-    configure_logs("json", process="supervisor")
+    configure_logs(process="supervisor")
     try:
         model_dir = resolve_model(options.model)
         check_model(options.model, model_dir)
