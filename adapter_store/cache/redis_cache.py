@@ -10,32 +10,26 @@ request tries Redis. When it is back nothing kept is taken for true any more, as
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
+from adapter_store.cache.redis_pool import CALL_SECONDS, FAILURES, key_prefix, open_pool
 from adapter_store.cache.shared import Forget, Found
 
 _log = structlog.get_logger("adapter_store.cache")
 
-CALL_SECONDS = 0.25
-"""After so long without an answer a call counts as failed; a request pays that once an outage."""
 _POLL_SECONDS = 1.0
 """Between two signs of life that the listener asks for."""
 _MAX_CONNECTIONS = 32
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 _STAMP_SECONDS = 60
 """A topic without changes loses its stamp. Nothing that is stored is as old as that."""
-_FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -56,14 +50,10 @@ class RedisCache:
 
     def __init__(self, url: str, service: str, *, call_seconds: float = CALL_SECONDS) -> None:
         """Raises `ValueError` for a URL that is none of redis://, rediss:// or unix://."""
-        no_retry = Retry(NoBackoff(), 0)
-        pool = BlockingConnectionPool.from_url(
-            url, max_connections=_MAX_CONNECTIONS, timeout=call_seconds,
-            socket_timeout=call_seconds, socket_connect_timeout=call_seconds, retry=no_retry,
-        )  # fmt: skip
+        pool = open_pool(url, max_connections=_MAX_CONNECTIONS, call_seconds=call_seconds)
         self._redis: Any = Redis.from_pool(pool)
         self._call_seconds = call_seconds
-        self._prefix = f"loraplex:{hashlib.sha256(service.encode()).hexdigest()[:16]}"
+        self._prefix = key_prefix(service)
         self._channel = f"{self._prefix}:changes"
         self._origin = secrets.token_hex(8)
         self._forget: list[Forget] = []
@@ -83,7 +73,7 @@ class RedisCache:
         self._listener.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._listener
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*FAILURES):
             await self._redis.aclose()
 
     @property
@@ -102,7 +92,7 @@ class RedisCache:
                 pipeline.get(name)
                 pipeline.pttl(name)
                 stamp_text, entry_bytes, life_ms = await pipeline.execute()
-        except _FAILURES as error:
+        except FAILURES as error:
             self._lost(error)
             return Found()
         stamp = int(stamp_text or 0)
@@ -121,7 +111,7 @@ class RedisCache:
         entry = msgspec.json.encode(_Entry(stamp, msgspec.Raw(value)))
         try:
             await self._redis.set(self._value_name(topic, key), entry, px=life_ms)
-        except _FAILURES as error:
+        except FAILURES as error:
             self._lost(error)
 
     async def invalidate(self, topic: str) -> None:
@@ -136,7 +126,7 @@ class RedisCache:
                 pipeline.expire(name, _STAMP_SECONDS)
                 pipeline.publish(self._channel, event)
                 await pipeline.execute()
-        except _FAILURES as error:
+        except FAILURES as error:
             self._lost(error)
 
     def subscribe(self, forget: Forget) -> None:
@@ -149,7 +139,7 @@ class RedisCache:
             try:
                 async with self._redis.pubsub() as pubsub:
                     await self._follow(pubsub, started)
-            except _FAILURES as error:
+            except FAILURES as error:
                 pause = _FIRST_PAUSE_SECONDS if self._is_connected else pause
                 self._lost(error)
             started.set()

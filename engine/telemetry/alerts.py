@@ -154,7 +154,7 @@ def preemption_thrash(
     if kv_share < limits.full_kv_share:
         what, change = (
             "Adapters take turns in too few slots",
-            "Raise max_loras (and lora_pool_rows), or pin the adapters that most requests use.",
+            "Raise max_loras, or pin the adapters that most requests use.",
         )
     return Finding(
         kind="preemption_thrash",
@@ -281,8 +281,7 @@ def adapter_churn(adapter: AdapterInterval, limits: Limits = DEFAULT_LIMITS) -> 
         severity="critical" if mean >= 4 * limits.churn_seconds else "warning",
         what=f"Its requests wait {mean:.2f} s for a slot, which it was given {adapter.loads} "
         f"times for {adapter.requests} requests.",
-        change="Raise max_loras (and lora_pool_rows), pin the adapter, or route it to a replica "
-        "of its own.",
+        change="Raise max_loras, pin the adapter, or route it to a replica of its own.",
         figures=(
             Figure("mean wait for slot and load", mean, "s", limits.churn_seconds),
             Figure("of all its queue time", share, "share", limits.churn_share),

@@ -5,7 +5,6 @@ Written by the processes themselves: one that hangs falls silent, whatever its s
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import secrets
 import socket
@@ -16,10 +15,9 @@ from typing import Any, Self
 
 import msgspec
 import structlog
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.asyncio import Redis
+
+from adapter_store.cache.redis_pool import FAILURES, key_prefix, open_pool
 
 _log = structlog.get_logger("loraplex.heartbeats")
 
@@ -27,8 +25,6 @@ BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """Who has said nothing for so long counts as dead. Clocks of one host: no skew is allowed for."""
 _FORGOTTEN_SECONDS = 60.0
-_CALL_SECONDS = 0.25
-_FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
 class ApiProcess(msgspec.Struct, frozen=True):
@@ -61,8 +57,10 @@ class Heartbeats:
         self._expected = expected
         self.me = ApiProcess(secrets.token_hex(8), os.getpid(), socket.gethostname(), clock())
         self._said = msgspec.json.encode(self.me)
-        self._name = f"loraplex:{hashlib.sha256(service.encode()).hexdigest()[:16]}:alive"
-        self._redis: Any = None if redis_url is None else _connect(redis_url)
+        self._name = f"{key_prefix(service)}:alive"
+        self._redis: Any = None
+        if redis_url is not None:
+            self._redis = Redis.from_pool(open_pool(redis_url, max_connections=2))
         self._alive: dict[bytes, float] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -80,9 +78,9 @@ class Heartbeats:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*FAILURES):
             await self._redis.zrem(self._name, self._said)  # it ends: others need not wait
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*FAILURES):
             await self._redis.aclose()
 
     @property
@@ -105,7 +103,7 @@ class Heartbeats:
     async def _try_to_beat(self) -> None:
         try:
             await self.beat()
-        except _FAILURES as error:
+        except FAILURES as error:
             _log.debug("heartbeat_not_written", error=type(error).__name__)
 
     async def beat(self) -> None:
@@ -118,11 +116,3 @@ class Heartbeats:
             pipeline.zrangebyscore(self._name, now - SILENT_SECONDS, "+inf", withscores=True)
             *_, found = await pipeline.execute()
         self._alive = {bytes(member): float(score) for member, score in found}
-
-
-def _connect(url: str) -> Any:
-    pool = BlockingConnectionPool.from_url(
-        url, max_connections=2, timeout=_CALL_SECONDS, socket_timeout=_CALL_SECONDS,
-        socket_connect_timeout=_CALL_SECONDS, retry=Retry(NoBackoff(), 0),
-    )  # fmt: skip
-    return Redis.from_pool(pool)

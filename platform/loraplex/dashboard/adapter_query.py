@@ -17,12 +17,12 @@ from loraplex.dashboard.adapters_query import standing_row
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets, version_buckets
 from loraplex.dashboard.progress_query import progress
 from loraplex.dashboard.publish_query import publishes
-from loraplex.dashboard.views import Causes, Range
+from loraplex.dashboard.views import Causes
 from loraplex.dashboard.windows import finishes_of, percentiles_of
 from loraplex.recorder.ledger import HOUR
 from loraplex.recorder.standings import standing_of
 from loraplex.recorder.traffic import Traffic, sum_of
-from loraplex.recorder.widths import SPANS, bucket
+from loraplex.recorder.widths import SPANS, Range, bucket
 
 MAX_SLOW = 20
 

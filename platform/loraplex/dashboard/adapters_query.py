@@ -31,8 +31,8 @@ from engine.telemetry.labels import name_of
 from loraplex.dashboard.adapter_views import AdapterRow, Adapters, AdapterSort
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets
 from loraplex.dashboard.progress_query import progress
-from loraplex.dashboard.views import Causes, Finishes, Percentiles, Range
-from loraplex.recorder.widths import SPANS
+from loraplex.dashboard.views import Causes, Finishes, Percentiles
+from loraplex.recorder.widths import SPANS, Range
 
 MAX_LIMIT = 200
 _FIGURES = (

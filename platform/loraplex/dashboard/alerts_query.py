@@ -6,8 +6,9 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.registry.rollup_models import AlertRow
-from loraplex.dashboard.views import Alert, Alerts, Figure, Range
+from loraplex.dashboard.views import Alert, Alerts, Figure
 from loraplex.dashboard.windows import begin_of
+from loraplex.recorder.widths import Range
 
 MAX_ALERTS = 200
 

@@ -11,8 +11,9 @@ from loraplex.dashboard.bucket_query import axis_of, engine_buckets
 from loraplex.dashboard.engine_views import Batch
 from loraplex.dashboard.progress_query import progress
 from loraplex.dashboard.steps_view import MAX_STEPS, steps_view
-from loraplex.dashboard.views import PercentileColumns, Range
+from loraplex.dashboard.views import PercentileColumns
 from loraplex.recorder.engine_bucket import EngineBucket
+from loraplex.recorder.widths import Range
 
 T = TypeVar("T")
 

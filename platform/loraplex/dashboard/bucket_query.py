@@ -6,12 +6,11 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.registry.rollup_models import EngineRollup, TrafficRollup, TrafficSubject
-from loraplex.dashboard.views import Range
 from loraplex.dashboard.windows import Axis, begin_of
 from loraplex.recorder.engine_bucket import EngineBucket
 from loraplex.recorder.rows import ENGINE_COLUMNS, TRAFFIC_COLUMNS, engine_of, traffic_of
 from loraplex.recorder.traffic import Subject, Traffic
-from loraplex.recorder.widths import SPANS
+from loraplex.recorder.widths import SPANS, Range
 
 
 async def engine_buckets(

@@ -27,8 +27,9 @@ from loraplex.dashboard.overview_query import overview
 from loraplex.dashboard.quota_query import quota
 from loraplex.dashboard.sessions import Viewer
 from loraplex.dashboard.slots_query import slots
-from loraplex.dashboard.views import Alerts, Overview, Quota, Range
+from loraplex.dashboard.views import Alerts, Overview, Quota
 from loraplex.errors import InvalidRequest
+from loraplex.recorder.widths import Range
 from loraplex.services import Services
 
 T = TypeVar("T")

@@ -6,10 +6,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets, subject_buckets
 from loraplex.dashboard.progress_query import progress
-from loraplex.dashboard.views import Live, Overview, Range, Totals
+from loraplex.dashboard.views import Live, Overview, Totals
 from loraplex.dashboard.windows import Axis, causes_of, finishes_of, percentiles_of
 from loraplex.recorder.engine_bucket import EngineBucket
 from loraplex.recorder.traffic import Subject, Traffic, sum_of
+from loraplex.recorder.widths import Range
 
 
 async def overview(

@@ -16,9 +16,10 @@ from engine.telemetry.records import AdapterOwner
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets
 from loraplex.dashboard.engine_views import SlotMark, SlotOwner, Slots, SlotSpan, Wait
 from loraplex.dashboard.progress_query import progress
-from loraplex.dashboard.views import Range, Window
+from loraplex.dashboard.views import Window
 from loraplex.recorder.rows import stay_of
 from loraplex.recorder.slot_book import Stay
+from loraplex.recorder.widths import Range
 
 MAX_SPANS = 2000
 MAX_WAITS = 100

@@ -19,7 +19,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-Range = Literal["5m", "1h", "24h"]
+from loraplex.recorder.widths import Range
+
 Export = Literal[
     "throughput",  # overview: tokens, requests and goodput by bucket
     "latency",  # overview: time to first token and token gap by bucket

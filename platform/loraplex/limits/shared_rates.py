@@ -1,29 +1,22 @@
 """Rates over all API processes while Redis answers; without it, each process's part of them."""
 
-import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from limits.aio.storage import MemoryStorage, RedisStorage
-from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
+from adapter_store.cache.redis_pool import FAILURES, key_prefix, open_pool
 from loraplex.limits.rate_counter import RateCounter, Taken
 from loraplex.limits.window import Window
 
 _log = structlog.get_logger("loraplex.limits")
 
-_CALL_SECONDS = 0.25
 _RETRY_SECONDS = 1.0
 """So long after a failure no request tries Redis."""
 _MAX_CONNECTIONS = 32
-_FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 
 
 class Charge(NamedTuple):
@@ -67,7 +60,7 @@ class SharedRates:
             try:
                 taken = await shared.take(key, limit, amount)
                 return _charge(taken, limit, key, amount, shared)
-            except _FAILURES as error:
+            except FAILURES as error:
                 self._lost(error)
         if self._shared is not None:
             limit = max(1, limit // max(1, self._num_processes()))
@@ -79,7 +72,7 @@ class SharedRates:
         if (shared := self._usable) is not None:
             try:
                 return await shared.window(key)
-            except _FAILURES as error:
+            except FAILURES as error:
                 self._lost(error)
         return await self._local.window(key)
 
@@ -89,7 +82,7 @@ class SharedRates:
             return
         try:
             await charge.counter.give_back(charge.key, amount, charge.window_ends_at)
-        except _FAILURES as error:
+        except FAILURES as error:
             self._lost(error)
 
     @property
@@ -120,15 +113,11 @@ async def open_rates(
     if redis_url is None:
         yield SharedRates()
         return
-    pool: Any = BlockingConnectionPool.from_url(
-        redis_url, max_connections=_MAX_CONNECTIONS, timeout=_CALL_SECONDS,
-        socket_timeout=_CALL_SECONDS, socket_connect_timeout=_CALL_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )  # fmt: skip
+    pool = open_pool(redis_url, max_connections=_MAX_CONNECTIONS)
     storage = RedisStorage(
         "async+redis://",  # the pool knows where
         implementation="redispy",
-        key_prefix=f"loraplex:{hashlib.sha256(service.encode()).hexdigest()[:16]}:rates",
+        key_prefix=f"{key_prefix(service)}:rates",
         connection_pool=pool,
     )
     try:

@@ -18,7 +18,7 @@ from loraplex.openai.replies import (
     Timing,
     Usage,
 )
-from loraplex.openai.reply_format import chunk_head, chunk_tail, usage_tail
+from loraplex.openai.reply_format import chunk_head, chunk_tail, usage_event
 from loraplex.openai.tool_calls import ToolCallParser
 
 
@@ -91,8 +91,7 @@ class ChatFormat:
 
     def usage_event(self, usage: Usage, timing: Timing) -> bytes:
         """The event without choices."""
-        head = self._head.replace(b'"usage":null,', b"", 1)
-        return head + usage_tail(usage, timing)
+        return usage_event(self._head, usage, timing)
 
     def whole(self, pieces: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
         """The `chat.completion` object."""

@@ -15,7 +15,7 @@ from loraplex.openai.replies import (
     Timing,
     Usage,
 )
-from loraplex.openai.reply_format import chunk_head, chunk_tail, usage_tail
+from loraplex.openai.reply_format import chunk_head, chunk_tail, usage_event
 
 
 class CompletionFormat:
@@ -59,8 +59,7 @@ class CompletionFormat:
 
     def usage_event(self, usage: Usage, timing: Timing) -> bytes:
         """The event without choices."""
-        head = self._head.replace(b'"usage":null,', b"", 1)
-        return head + usage_tail(usage, timing)
+        return usage_event(self._head, usage, timing)
 
     def whole(self, pieces: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
         """The `text_completion` object."""

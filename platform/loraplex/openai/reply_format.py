@@ -48,11 +48,13 @@ def chunk_head(
     return b"data: " + fields[:-1] + (b',"usage":null' if null_usage else b"") + b',"choices":'
 
 
-def usage_tail(usage: Usage, timing: Timing) -> bytes:
-    """Return the end of the usage event, after `"choices":`."""
-    return b'[],"usage":%b,"loraplex":%b}\n\n' % (
-        msgspec.json.encode(usage), msgspec.json.encode(timing),
-    )  # fmt: skip
+def usage_event(head: bytes, usage: Usage, timing: Timing) -> bytes:
+    """Return the event without choices, of a stream whose others begin with `head`."""
+    return b'%b[],"usage":%b,"loraplex":%b}\n\n' % (
+        head.replace(b'"usage":null,', b"", 1),
+        msgspec.json.encode(usage),
+        msgspec.json.encode(timing),
+    )
 
 
 def chunk_tail(timing: Timing | None) -> bytes:
