@@ -129,10 +129,7 @@ def build_runner(
     config = read_decoder_config(model_dir, max_model_len)
     model_dtype = _choose_dtype(dtype, config)
     length = config.max_model_len
-    try:
-        base = read_base_model(model_dir, name=name)
-    except BaseModelError as error:
-        raise ConfigError(str(error)) from error
+    base = read_base(model_dir, name)
     scheme = choose_scheme(quantization, dtype=model_dtype)
     kernels, ops = _choose_kernels(cpu_kernels)
     decoder = load_decoder(
@@ -151,15 +148,7 @@ def build_runner(
         config, ops, model_dtype, num_kv_blocks, block_size, max_num_seqs, length, num_spare
     )
     num_blocks = kv_cache.num_blocks - num_spare
-    attention = ops.make_attention(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        windows=config.windows,
-        scale=config.attention_scale,
-        softcap=config.attention_softcap,
-    )
+    attention = make_attention(config, ops, block_size)
     grammars = Grammars.from_pretrained(
         model_dir, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
@@ -195,6 +184,27 @@ def build_runner(
         grammars=grammars,
         invariance=_self_test(decoder, attention) if self_test else None,
         scheme=scheme,
+    )
+
+
+def read_base(model_dir: Path, name: str | None) -> BaseModel:
+    """The base model of a folder; raises ConfigError."""
+    try:
+        return read_base_model(model_dir, name=name)
+    except BaseModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_attention(config: DecoderConfig, ops: DecoderOps, block_size: int) -> AttentionBackend:
+    """Attention with a model's heads, windows and caps, over blocks of `block_size` tokens."""
+    return ops.make_attention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        windows=config.windows,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
     )
 
 

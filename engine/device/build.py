@@ -8,10 +8,8 @@ from pathlib import Path
 import structlog
 import torch
 
-from adapter_store.base_model import read_base_model
-from adapter_store.errors import BaseModelError
-from engine.attention import AttentionBackend, StaticAttention
-from engine.build_runner import BuiltRunner, SamplerFactory
+from engine.attention import StaticAttention
+from engine.build_runner import BuiltRunner, SamplerFactory, make_attention, read_base
 from engine.decode_buffers import decode_buffer_bytes
 from engine.decode_ladder import DecodeLadder, ladder_sizes
 from engine.device.device import Device
@@ -69,10 +67,7 @@ def build_device_runner(
     config = read_decoder_config(model_dir, max_model_len)
     model_dtype = _choose_dtype(dtype, config)
     kv_dtype = _choose_kv_dtype(kv_cache_dtype, model_dtype)
-    try:
-        base = read_base_model(model_dir, name=name)
-    except BaseModelError as error:
-        raise ConfigError(str(error)) from error
+    base = read_base(model_dir, name)
     length = config.max_model_len
     scheme = choose_scheme(quantization, dtype=model_dtype, device=setup.device.torch_device)
     ops, kernels = setup.make_ops(length), setup.kernels()
@@ -122,13 +117,7 @@ def build_device_runner(
         + setup.batch_bytes(padded_rows(max_num_seqs, decoder.row_tile)),
         adapter_rows=setup.pool_rows,
         adapter_row_bytes=row_size,
-        bytes_per_block=kv_bytes_per_block(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=block_size,
-            dtype=kv_dtype,
-        ),
+        bytes_per_block=parts.bytes_per_block,
         block_size=block_size,
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
@@ -198,15 +187,7 @@ class _Parts:
         self._sampler = sampler
         self._block_size = block_size
         self._kv_dtype = kv_dtype
-        self._attention: AttentionBackend = ops.make_attention(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=block_size,
-            windows=config.windows,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-        )
+        self._attention = make_attention(config, ops, block_size)
 
     def measure(self, stager: InputStager, num_tokens: int, max_num_seqs: int) -> int:
         return measure_step(
@@ -235,6 +216,18 @@ class _Parts:
         )
         seconds = round(time.monotonic() - began, 1)
         structlog.get_logger("engine.kernels").info("kernels compiled", seconds=seconds)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Of the KV cache, over all layers."""
+        config = self._config
+        return kv_bytes_per_block(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=self._block_size,
+            dtype=self._kv_dtype,
+        )
 
     def buffer_bytes(self, sizes: tuple[int, ...], max_blocks: int) -> int:
         """What a ladder of these sizes holds beside its graphs, and the logits that they share."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -86,59 +87,6 @@ _V1: Sequence[ControllerRouterHandler] = (
 
 def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
     """Return the service's ASGI app; its lifespan opens the backends and closes them."""
-
-    @asynccontextmanager
-    async def run_services(app: Litestar) -> AsyncGenerator[None]:
-        async with (
-            open_backends() as backends,
-            RateLimiter(backends.rates) as limiter,
-            TemplateRenderer(backends.tokenizer.special_tokens) as templates,
-            ResidencyKeeper(
-                backends.engine, backends.registry, backends.base_model.fingerprint
-            ) as residency,
-            Registrar(
-                Registrations(
-                    backends.registry.database, owner_of(settings.storage.uploads_dir), utc_now
-                ),
-                settings.sources,
-            ) as registrar,
-            LiveSource(
-                backends.engine,
-                backends.registry.database,
-                sessions := Sessions(backends.registry, settings.auth.admin_key),
-            ) as live,
-            RegistryWatch(backends.registry) as registry_watch,
-            keeping_house(backends.registry, backends.blobs),
-            # The first to end: what it has left must be safe before anything else takes time.
-            UsageWriter(
-                backends.registry, Path(settings.storage.usage_dir), backends.engine.settle
-            ) as usage,
-        ):
-            backends.engine.on_orphans(usage.adopt)
-            app.state.services = Services(
-                settings=settings,
-                backends=backends,
-                authenticator=Authenticator(backends.registry, settings.auth.admin_key),
-                registry_watch=registry_watch,
-                usage=usage,
-                residency=residency,
-                registrar=registrar,
-                grammars=GrammarChecks(),
-                limiter=limiter,
-                templates=templates,
-                sessions=sessions,
-                live=live,
-                inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
-                started_at=int(time.time()),
-            )
-            app.state.process_metrics = ProcessMetrics()
-            app.state.metrics_page = MetricsPage(app.state.services, app.state.process_metrics)
-            yield
-
-    def provide_services(state: State) -> Services:
-        services: Services = state.services
-        return services
-
     return Litestar(
         route_handlers=[
             EngineController,
@@ -158,18 +106,74 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             Router("/t/{tenant_name:str}", route_handlers=_V1),
         ],
         dependencies={
-            "services": Provide(provide_services, sync_to_thread=False),
+            "services": Provide(_provide_services, sync_to_thread=False),
             "tenant": Provide(provide_tenant),
         },
         middleware=[DefineMiddleware(AuthMiddleware, exclude_http_methods=[])],
         exception_handlers={Exception: answer_error},
         before_send=[count_reply, add_request_id, add_security_headers, log_access],
-        lifespan=[run_services],
+        lifespan=[partial(_running_services, settings, open_backends)],
         plugins=[structlog_plugin()],
         request_max_body_size=settings.requests.max_body_bytes,
         cors_config=cors_config(settings.cors),
         openapi_config=_openapi(),
     )
+
+
+@asynccontextmanager
+async def _running_services(
+    settings: Settings, open_backends: OpenBackends, app: Litestar
+) -> AsyncGenerator[None]:
+    async with (
+        open_backends() as backends,
+        RateLimiter(backends.rates) as limiter,
+        TemplateRenderer(backends.tokenizer.special_tokens) as templates,
+        ResidencyKeeper(
+            backends.engine, backends.registry, backends.base_model.fingerprint
+        ) as residency,
+        Registrar(
+            Registrations(
+                backends.registry.database, owner_of(settings.storage.uploads_dir), utc_now
+            ),
+            settings.sources,
+        ) as registrar,
+        LiveSource(
+            backends.engine,
+            backends.registry.database,
+            sessions := Sessions(backends.registry, settings.auth.admin_key),
+        ) as live,
+        RegistryWatch(backends.registry) as registry_watch,
+        keeping_house(backends.registry, backends.blobs),
+        # The first to end: what it has left must be safe before anything else takes time.
+        UsageWriter(
+            backends.registry, Path(settings.storage.usage_dir), backends.engine.settle
+        ) as usage,
+    ):
+        backends.engine.on_orphans(usage.adopt)
+        app.state.services = Services(
+            settings=settings,
+            backends=backends,
+            authenticator=Authenticator(backends.registry, settings.auth.admin_key),
+            registry_watch=registry_watch,
+            usage=usage,
+            residency=residency,
+            registrar=registrar,
+            grammars=GrammarChecks(),
+            limiter=limiter,
+            templates=templates,
+            sessions=sessions,
+            live=live,
+            inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
+            started_at=int(time.time()),
+        )
+        app.state.process_metrics = ProcessMetrics()
+        app.state.metrics_page = MetricsPage(app.state.services, app.state.process_metrics)
+        yield
+
+
+def _provide_services(state: State) -> Services:
+    services: Services = state.services
+    return services
 
 
 def _openapi() -> OpenAPIConfig:
