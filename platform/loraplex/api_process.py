@@ -125,7 +125,9 @@ async def _serve(
     settings: Settings, listener: socket.socket, drain_seconds: float, pulse_fd: int
 ) -> None:
     pulse = asyncio.create_task(beat(pulse_fd), name="pulse")
-    base = await asyncio.to_thread(read_base_model, Path(settings.engine.model_dir))
+    base = await asyncio.to_thread(
+        read_base_model, Path(settings.engine.model_dir), name=settings.engine.model_name
+    )
     blobs = open_blob_store(settings.storage.blob_url, Path(settings.storage.blobs_dir))
     engine = ZmqEngineClient(
         Path(settings.engine.engine_socket), fetch_from(blobs, Path(settings.storage.cache_dir))

@@ -156,6 +156,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     hang_seconds: Seconds = 120.0
     """As long as a step may last: an engine that is silent for less is at work."""
+    model_name: str | None = None
+    """Of the base; None: the folder's."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

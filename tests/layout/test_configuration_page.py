@@ -16,9 +16,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 # `serve` gives these itself, whatever the environment says.
 NO_VARIABLES = {
     "api_processes", "blobs_dir", "cache_dir", "engine_socket", "hang_seconds", "metrics_fd",
-    "model_dir", "served_model_names", "uploads_dir", "usage_dir",
+    "model_dir", "model_name", "served_model_names", "uploads_dir", "usage_dir",
 }  # fmt: skip
-# `serve` gives these to the engine itself, or does not know them yet.
+# `serve` gives these to the engine itself.
 NO_OPTIONS = {"cache_dir", "generation", "model_dir", "model_name", "parent_pid", "socket_path"}
 OPTIONS_OF = {"enable_prefix_cache": "--no-prefix-cache", "num_threads": "--threads"}
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from loraplex.supervisor.data_dir import DataDir
-from loraplex.supervisor.serve_options import ServeError, ServeOptions, settings_of
+from loraplex.supervisor.serve_options import (
+    ServeError,
+    ServeOptions,
+    engine_args_of,
+    settings_of,
+)
 
 
 def settings(folder: Path, *roots: str):
@@ -44,6 +49,20 @@ def test_a_credential_whose_variable_is_missing_is_refused(
         settings(tmp_path)
     monkeypatch.setenv("MY_TOKEN", "value")
     assert "value" not in repr(settings(tmp_path))
+
+
+@pytest.mark.parametrize(("model", "name"), [("org/Name-1B", "Name-1B"), (None, "folder")])
+def test_the_base_is_called_after_its_folder_or_its_name_on_the_hub(
+    tmp_path: Path, model: str | None, name: str
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    options = ServeOptions(model=model or str(folder), data_dir=tmp_path)
+    snapshot = tmp_path / ("5" * 40)
+    snapshot.mkdir()
+    given = settings_of(options, snapshot, DataDir(tmp_path), "socket")
+    assert given.engine.model_name == name
+    assert engine_args_of(options, snapshot, DataDir(tmp_path), tmp_path).model_name == name
 
 
 def test_what_is_given_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

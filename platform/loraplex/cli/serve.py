@@ -12,7 +12,7 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--model", required=True, metavar="DIR_OR_HUB_ID", help="The base model.")
 @click.option(
     "--served-model-name", "served_model_names", multiple=True,
-    help="Name of the base model for clients; default: the folder's name. Repeatable.",
+    help="Name of the base model for clients; default: its folder's, or the hub's. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--adapter-root", "adapter_roots", multiple=True, metavar="DIR",

@@ -1,7 +1,6 @@
 """`loraplex serve`, from its options to a running service: everything that can be wrong, first."""
 
 import asyncio
-from pathlib import Path
 
 import httpx
 from rich.console import Console
@@ -35,7 +34,7 @@ async def serve(options: ServeOptions) -> None:
             engine = engine_args_of(options, model_dir, data, run_dir)
             settings = settings_of(options, model_dir, data, engine.socket_path)
             await prepare_schema(settings.storage.database_url)
-            await prepare_registry(data, settings, (model_dir.name, *options.served_model_names))
+            await prepare_registry(data, settings, options.base_names)
             with (
                 open_listener(options.host, options.port) as listener,
                 metrics_listeners(options.metrics_port, options.workers) as for_metrics,
@@ -51,7 +50,7 @@ async def serve(options: ServeOptions) -> None:
                     drain_seconds=options.drain_seconds,
                 )
                 beside = (
-                    asyncio.create_task(_greet(url, model_dir, data)),
+                    asyncio.create_task(_greet(url, options.model_name, data)),
                     asyncio.create_task(restore_usage(settings.storage)),
                 )
                 try:
@@ -68,7 +67,7 @@ def _url(host: str, port: int) -> str:
     return f"http://{name}:{port}"
 
 
-async def _greet(url: str, model_dir: Path, data: DataDir) -> None:
+async def _greet(url: str, model_name: str, data: DataDir) -> None:
     """Say where the service is, once it is ready."""
     async with httpx.AsyncClient(base_url=url, timeout=2.0, trust_env=False) as http:
         while True:
@@ -79,6 +78,6 @@ async def _greet(url: str, model_dir: Path, data: DataDir) -> None:
                 pass
             await asyncio.sleep(0.2)
     Console(stderr=True).print(
-        f"Loraplex serves {model_dir.name} at {url}  (API: {url}/docs, data: {data.root})",
+        f"Loraplex serves {model_name} at {url}  (API: {url}/docs, data: {data.root})",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

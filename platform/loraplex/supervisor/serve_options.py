@@ -48,6 +48,17 @@ class ServeOptions:
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `EngineArgs`; None means automatic."""
 
+    @property
+    def model_name(self) -> str:
+        """What the base is called: the folder's name, or the hub name's last part."""
+        folder = Path(self.model)
+        return folder.resolve().name if folder.is_dir() else self.model.rpartition("/")[2]
+
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """All names of the base."""
+        return self.model_name, *self.served_model_names
+
 
 def engine_args_of(
     options: ServeOptions, model_dir: Path, data: DataDir, run_dir: Path
@@ -55,6 +66,7 @@ def engine_args_of(
     """Arguments of the engine's first start; raises `ConfigError`."""
     document = {
         "model_dir": str(model_dir),
+        "model_name": options.model_name,
         "socket_path": str(run_dir / "engine.sock"),
         "cache_dir": str(data.cache),
         "generation": 1,
@@ -90,6 +102,7 @@ def settings_of(
         usage_dir=str(data.usage),
         engine_socket=engine_socket,
         model_dir=str(model_dir),
+        model_name=options.model_name,
         metrics_fd=None,
     )
     check_admin_key(settings.auth.admin_key)
