@@ -54,7 +54,7 @@ class KVCache:
             flat.index_copy_(1, slot_mapping, new.transpose(0, 1))
 
     def clear_blocks(self, blocks: Tensor) -> None:
-        """Make blocks read as zeros, in all layers."""
+        """Make blocks ([num_blocks] int64, their indices) read as zeros, in all layers."""
         if blocks.numel():
             self._storage.index_fill_(3, blocks, 0)
 

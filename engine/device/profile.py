@@ -67,7 +67,7 @@ def run_step(
     stager: InputStager,
     rows: list[ScheduledRow],
 ) -> Tensor:
-    """Run rows that all sample as an eager step, and wait; returns their logits."""
+    """Run rows that all sample as an eager step, and wait; returns their logits, [rows, vocab]."""
     inputs = stager.place(build_batch_inputs(rows, kv_cache.block_size, decoder.row_tile))
     logits = decoder.forward(inputs, kv_cache, attention)
     sampling = [row.sampling for row in rows if row.sampling is not None]

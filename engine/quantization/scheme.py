@@ -40,7 +40,10 @@ class NoRows:
 
 
 def with_padded_rows(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`multiply` any number of rows; a CPU's GEMM gets so many that a row's bits are its own."""
+    """`multiply` the rows of x [rows, inputs], however many, and return them [rows, outputs].
+
+    A CPU's GEMM gets so many that a row's bits are its own.
+    """
     num_rows = x.shape[0]
     missing = padded_rows(num_rows) - num_rows
     if not missing or x.device.type != "cpu":

@@ -39,9 +39,6 @@ class Subject(NamedTuple):
         return (Subject(), self) if not self.adapter else (Subject(), Subject(self.tenant), self)
 
 
-SERVICE = Subject()
-
-
 def subject_of(tenant: str, label: str | None) -> Subject:
     """Whom `name@N` of a tenant names; None is the base."""
     if label is None:
