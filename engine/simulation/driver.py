@@ -21,7 +21,7 @@ from engine.messages import EngineRequest, RequestOutput
 from engine.scheduled_batch import ScheduledBatch
 from engine.simulation.adapters import SimulatedAdapters
 from engine.simulation.quick_core import QuickCore
-from engine.simulation.record import Ending, RequestRecord, SimulationReport
+from engine.simulation.record import Ending, SimulatedRequest, SimulationReport
 from engine.simulation.rivals import Order
 from engine.simulation.runner import SimulatedClock, SimulatedRunner, TokenScript
 from engine.simulation.step_time import LinearStepTime, LoadTime, StepTime
@@ -30,7 +30,7 @@ from engine.simulation.use import UseMeter
 CLIENT = "simulation"
 MAX_EMPTY_STEPS = 100
 
-FollowUp = Callable[[RequestRecord], Iterable[tuple[float, EngineRequest]]]
+FollowUp = Callable[[SimulatedRequest], Iterable[tuple[float, EngineRequest]]]
 """What a client sends when a request of its is over, and when: for closed loops."""
 
 
@@ -67,7 +67,7 @@ class Simulation:
         follow_up: FollowUp | None = None,
         observe: "Callable[[Simulation, ScheduledBatch], None] | None" = None,
         after_step: "Callable[[Simulation], None] | None" = None,
-        on_finish: Callable[[RequestRecord], None] | None = None,
+        on_finish: Callable[[SimulatedRequest], None] | None = None,
         quick: bool = False,
         order: Order = "fair",
     ) -> None:
@@ -86,7 +86,7 @@ class Simulation:
             install_seconds=install_seconds,
             observe=None if observe is None else lambda batch: observe(self, batch),
         )
-        self.records: dict[int, RequestRecord] = {}
+        self.records: dict[int, SimulatedRequest] = {}
         """By request id, in the order in which they are sent."""
         self.use = UseMeter()
         self._quick: QuickCore | None = None
@@ -119,18 +119,18 @@ class Simulation:
         self._follow_up = follow_up
         self._after_step = after_step
         self._on_finish = on_finish
-        self._listeners: list[Callable[[RequestRecord], None]] = []
+        self._listeners: list[Callable[[SimulatedRequest], None]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []  # a heap
         self._order = itertools.count()
         self._num_unfinished = 0
 
     # -- what happens
 
-    def send(self, at: float, request: EngineRequest) -> RequestRecord:
+    def send(self, at: float, request: EngineRequest) -> SimulatedRequest:
         """A request is sent. Its id is new to this simulation."""
         if request.request_id in self.records:
             raise ValueError(f"request id {request.request_id} is used twice")
-        record = self.records[request.request_id] = RequestRecord(request, at)
+        record = self.records[request.request_id] = SimulatedRequest(request, at)
         self._num_unfinished += 1
         self.at(at, lambda: self._add(record))
         return record
@@ -151,7 +151,7 @@ class Simulation:
         """Anything else, between two steps."""
         heappush(self._events, (at, next(self._order), action))
 
-    def listen(self, on_end: Callable[[RequestRecord], None]) -> None:
+    def listen(self, on_end: Callable[[SimulatedRequest], None]) -> None:
         """Be told of each request that is over from now on."""
         self._listeners.append(on_end)
 
@@ -234,7 +234,7 @@ class Simulation:
 
     # -- requests
 
-    def _add(self, record: RequestRecord) -> None:
+    def _add(self, record: SimulatedRequest) -> None:
         record.queued = self.clock.now
         try:
             self.core.add(CLIENT, record.request)
@@ -267,7 +267,7 @@ class Simulation:
             record.error_code = output.error_code
             self._finish(record, now, record.finish_reason or "error")
 
-    def _finish(self, record: RequestRecord, now: float, reason: Ending) -> None:
+    def _finish(self, record: SimulatedRequest, now: float, reason: Ending) -> None:
         record.finished = now
         record.finish_reason = reason
         self._num_unfinished -= 1

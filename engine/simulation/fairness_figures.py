@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.simulation.fleet_figures import jain_index
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 
 OUTPUT_WEIGHT = 2.0
 
@@ -27,9 +27,9 @@ class Fairness:
     """The same of tenants who asked for less than an equal share: they should hardly wait."""
 
 
-def fairness(records: Sequence[RequestRecord], begin: float, end: float) -> Fairness:
+def fairness(records: Sequence[SimulatedRequest], begin: float, end: float) -> Fairness:
     """Of the records of a whole run, over `begin .. end` seconds of it."""
-    by_tenant: dict[str, list[RequestRecord]] = {}
+    by_tenant: dict[str, list[SimulatedRequest]] = {}
     for record in records:
         by_tenant.setdefault(record.request.tenant, []).append(record)
     service = {tenant: _service(found, begin, end) for tenant, found in by_tenant.items()}
@@ -48,11 +48,11 @@ def fairness(records: Sequence[RequestRecord], begin: float, end: float) -> Fair
     )
 
 
-def _wait(record: RequestRecord) -> float:
+def _wait(record: SimulatedRequest) -> float:
     return 0.0 if record.time_to_first_token is None else record.time_to_first_token
 
 
-def _service(records: Sequence[RequestRecord], begin: float, end: float) -> float:
+def _service(records: Sequence[SimulatedRequest], begin: float, end: float) -> float:
     outputs = sum(begin <= at < end for record in records for at in record.token_times)
     prompts = sum(
         len(record.request.prompt_token_ids)
@@ -62,7 +62,7 @@ def _service(records: Sequence[RequestRecord], begin: float, end: float) -> floa
     return prompts + OUTPUT_WEIGHT * outputs
 
 
-def _asked(records: Sequence[RequestRecord], begin: float, end: float) -> float:
+def _asked(records: Sequence[SimulatedRequest], begin: float, end: float) -> float:
     return sum(
         len(r.request.prompt_token_ids) + OUTPUT_WEIGHT * r.request.sampling.max_tokens
         for r in records
@@ -70,7 +70,7 @@ def _asked(records: Sequence[RequestRecord], begin: float, end: float) -> float:
     )
 
 
-def _waits_throughout(records: Sequence[RequestRecord], begin: float, end: float) -> bool:
+def _waits_throughout(records: Sequence[SimulatedRequest], begin: float, end: float) -> bool:
     """Whether somebody waits at every moment, the moments between two steps left out."""
     covered = begin
     for record in sorted(records, key=lambda record: record.arrival):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.simulation.record import RequestRecord, SimulationReport
+from engine.simulation.record import SimulatedRequest, SimulationReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def adapter_waits(
     report: SimulationReport, warm_up: float = 0.1, count: int = 20
 ) -> tuple[AdapterWait, ...]:
     """The `count` adapters whose requests waited longest in all."""
-    by_adapter: dict[str, list[RequestRecord]] = {}
+    by_adapter: dict[str, list[SimulatedRequest]] = {}
     for record in report.requests[int(len(report.requests) * warm_up) :]:
         if record.request.adapter is not None and record.token_times:
             by_adapter.setdefault(record.request.adapter, []).append(record)
@@ -137,7 +137,7 @@ def adapter_waits(
     )
 
 
-def _adapter_wait(adapter: str, records: Sequence[RequestRecord]) -> AdapterWait:
+def _adapter_wait(adapter: str, records: Sequence[SimulatedRequest]) -> AdapterWait:
     ttft = np.array([record.token_times[0] - record.arrival for record in records])
     return AdapterWait(
         adapter=adapter,
@@ -149,7 +149,7 @@ def _adapter_wait(adapter: str, records: Sequence[RequestRecord]) -> AdapterWait
     )
 
 
-def _mean_by_cause(records: Sequence[RequestRecord]) -> dict[str, float]:
+def _mean_by_cause(records: Sequence[SimulatedRequest]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for record in records:
         for cause, seconds in record.queue.items():
@@ -157,7 +157,7 @@ def _mean_by_cause(records: Sequence[RequestRecord]) -> dict[str, float]:
     return totals
 
 
-def _per_token(record: RequestRecord) -> float:
+def _per_token(record: SimulatedRequest) -> float:
     times = record.token_times
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
 

@@ -7,7 +7,7 @@ import numpy as np
 from engine.simulation.figures import AdapterWait, Figures, Slo
 from engine.simulation.intervals import Sighting
 from engine.simulation.log_histogram import LogHistogram
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from engine.simulation.use import UseMeter
 
 GAPS_AT_ONCE = 10_000
@@ -70,7 +70,7 @@ class FleetFigures:
         self._count_gaps()
         return self._gap
 
-    def take(self, replica: int, record: RequestRecord) -> None:
+    def take(self, replica: int, record: SimulatedRequest) -> None:
         """A request is over."""
         request = record.request
         if request.request_id < self.num_warm_up:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from engine.messages import EngineStats
 from engine.simulation.driver import Simulation
 from engine.simulation.log_histogram import LogHistogram
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from engine.telemetry.alerts import (
     AdapterInterval,
     Finding,
@@ -45,7 +45,7 @@ class _Part:
     token_time: LogHistogram = field(default_factory=LogHistogram)
     gap: LogHistogram = field(default_factory=LogHistogram)
 
-    def take(self, record: RequestRecord) -> None:
+    def take(self, record: SimulatedRequest) -> None:
         self.requests += 1
         self.prefill_tokens += len(record.request.prompt_token_ids)
         times = record.token_times
@@ -82,7 +82,7 @@ class _Adapter:
     queue: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds by cause."""
 
-    def take(self, record: RequestRecord, reply_limit: float) -> None:
+    def take(self, record: SimulatedRequest, reply_limit: float) -> None:
         self.requests += 1
         for cause, seconds in record.queue.items():
             self.queue[cause] = self.queue.get(cause, 0.0) + seconds
@@ -158,7 +158,7 @@ class AlertWatch:
         self._loads = self._simulation.runner.installs - self._installed
         self._part = _Part(now, stats) if self._num_looks < len(self._looks) else None
 
-    def _take(self, record: RequestRecord) -> None:
+    def _take(self, record: SimulatedRequest) -> None:
         if self._part is None:
             return
         self._part.take(record)

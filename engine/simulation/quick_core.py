@@ -7,7 +7,7 @@ from engine.config import SchedulerConfig
 from engine.core import ClientOutput, EngineCore
 from engine.simulation.adapters import SimulatedAdapters
 from engine.simulation.quick_scheduler import QuickScheduler
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from engine.simulation.rivals import Order
 from engine.simulation.runner import SimulatedClock, SimulatedRunner
 from engine.simulation.step_time import LoadTime
@@ -26,7 +26,7 @@ class QuickCore(EngineCore):
         vocab_size: int,
         clock: SimulatedClock,
         step_time: LoadTime,
-        record_of: Callable[[int], RequestRecord],
+        record_of: Callable[[int], SimulatedRequest],
         order: Order = "fair",
     ) -> None:
         options: dict[str, Any] = {

@@ -17,7 +17,7 @@ from engine.request import Request
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from engine.simulation.rivals import Order, rival_lifecycle
 from engine.simulation.runner import FILLER_TOKEN_ID
 from engine.simulation.step_load import StepLoad
@@ -31,7 +31,7 @@ class Lane(NamedTuple):
 
     last_position: int
     """Length of prompt and output at which the next token is the last one."""
-    record: RequestRecord
+    record: SimulatedRequest
     times: list[float]
     """The record's."""
     request: Request
@@ -61,7 +61,7 @@ class QuickScheduler(Scheduler):
         eos_token_ids: Iterable[int],
         vocab_size: int,
         clock: Callable[[], float],
-        record_of: Callable[[int], RequestRecord],
+        record_of: Callable[[int], SimulatedRequest],
         order: Order = "fair",
     ) -> None:
         super().__init__(config, eos_token_ids=eos_token_ids, vocab_size=vocab_size, clock=clock)

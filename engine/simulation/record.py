@@ -12,7 +12,7 @@ Ending = FinishReason | Literal["refused"]
 
 
 @dataclass(slots=True, eq=False)
-class RequestRecord:
+class SimulatedRequest:
     """One request; times are simulated seconds since the start, None until they come."""
 
     request: EngineRequest
@@ -61,7 +61,7 @@ class RequestRecord:
 class SimulationReport:
     """A run: its requests in the order of arrival, and totals."""
 
-    requests: Sequence[RequestRecord]
+    requests: Sequence[SimulatedRequest]
     seconds: float
     """When the last of it was over."""
     num_steps: int

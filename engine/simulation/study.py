@@ -19,7 +19,7 @@ from engine.simulation.intervals import ENDS_BY_ITSELF, AlertWatch, Sighting
 from engine.simulation.lengths import CappedLength, Lengths
 from engine.simulation.model_shape import ModelShape
 from engine.simulation.popularity import Popularity
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from engine.simulation.rivals import Order
 from engine.simulation.roofline import Gpu, RooflineStepTime
 from engine.simulation.step_time import LoadTime
@@ -117,7 +117,7 @@ class Study:
         )
 
     def replica(
-        self, policy: NamedPolicy, on_finish: Callable[[RequestRecord], None] | None = None
+        self, policy: NamedPolicy, on_finish: Callable[[SimulatedRequest], None] | None = None
     ) -> Simulation:
         """One engine, with nothing sent to it yet. Raises ConfigError for what could not run."""
         return Simulation(

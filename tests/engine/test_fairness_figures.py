@@ -6,12 +6,12 @@ from engine.config import SchedulerConfig
 from engine.messages import RequestTiming
 from engine.simulation.driver import Simulation
 from engine.simulation.fairness_figures import Fairness, fairness
-from engine.simulation.record import RequestRecord
+from engine.simulation.record import SimulatedRequest
 from tests.support.memory_engine import request
 
 
 def record(number, tenant, arrival, times=(), *, prompt, prefill=0.0, max_tokens=9):
-    return RequestRecord(
+    return SimulatedRequest(
         request(number, [1] * prompt, tenant=tenant, max_tokens=max_tokens), arrival,
         first_token=times[0] if times else None, token_times=list(times),
         timing=RequestTiming(queue={}, prefill=prefill, decode=0.0) if times else None,
