@@ -10,7 +10,6 @@ import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
-from engine.core import ClientOutput
 from engine.errors import AdapterUnavailable, EngineUnavailable
 from engine.messages import (
     AbortReason,
@@ -21,6 +20,7 @@ from engine.messages import (
     FetchFailed,
     Have,
 )
+from engine.open_requests import OpenRequests
 from engine.parts import EngineParts
 from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
@@ -48,7 +48,7 @@ class InlineEngineClient:
         self._fetch = fetch
         self._threaded = threaded
         self._request_ids = itertools.count(1)
-        self._streams: dict[int, RequestStream] = {}
+        self._requests = OpenRequests()
         self._inbox: list[Callable[[], None]] = []
         """What to do with the core once no step is running."""
         self._work = asyncio.Event()
@@ -69,7 +69,7 @@ class InlineEngineClient:
         await self._pump  # not cancelled: a step on a thread must have ended before its parts go
         asyncio.get_running_loop().remove_reader(self._parts.wake.fileno())
         await self._fetcher.close()
-        self._fail_all("the engine was closed")
+        self._requests.fail_all("the engine was closed")
         self._parts.close()
 
     @property
@@ -94,10 +94,9 @@ class InlineEngineClient:
     async def generate(self, request: EngineRequest) -> RequestStream:
         """Queue a request, then iterate over its outputs; see `EngineClient`."""
         self._check_ready()
-        if request.request_id in self._streams:
+        if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
-        stream = RequestStream()
-        self._streams[request.request_id] = stream
+        stream = self._requests.open(request.request_id)
         try:
             await self._between_steps(lambda: self._parts.core.add(CLIENT, request))
         except BaseException:
@@ -110,9 +109,7 @@ class InlineEngineClient:
         self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
     ) -> None:
         """Forget a request; harmless if it is unknown or over. See `EngineClient`."""
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.end()
+        self._requests.end(request_id)
         self._post(lambda: self._parts.core.abort(CLIENT, request_id, reason, num_tokens))
 
     def settle(self, calls: Sequence[str]) -> None:
@@ -228,7 +225,7 @@ class InlineEngineClient:
                     action()
                 if wake.clear() or core.has_work:
                     outputs = await asyncio.to_thread(core.step) if self._threaded else core.step()
-                    self._hand_out(outputs)
+                    self._requests.push(output for _, output in outputs)
                 for _, digest in self._parts.desk.assign([CLIENT]):
                     self._fetcher.start(digest)
                 if core.has_work:
@@ -238,17 +235,4 @@ class InlineEngineClient:
         except Exception as error:
             structlog.get_logger("engine.inline").exception("engine_failed")
             self._error = error
-            self._fail_all("the engine failed")
-
-    def _hand_out(self, outputs: list[ClientOutput]) -> None:
-        for _, output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                if output.finished:
-                    del self._streams[output.request_id]
-                stream.push(output)
-
-    def _fail_all(self, reason: str) -> None:
-        for stream in self._streams.values():
-            stream.fail(EngineUnavailable(reason))
-        self._streams.clear()
+            self._requests.fail_all("the engine failed")

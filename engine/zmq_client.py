@@ -44,6 +44,7 @@ from engine.messages import (
     Unload,
     Welcome,
 )
+from engine.open_requests import OpenRequests
 from engine.outbox import Outbox
 from engine.pending_answers import PendingAnswers
 from engine.request_stream import RequestStream
@@ -79,7 +80,7 @@ class ZmqEngineClient:
         self._dead_after = dead_after
         self._codec = Codec()
         self._request_ids = itertools.count(1)
-        self._streams: dict[int, RequestStream] = {}
+        self._requests = OpenRequests()
         self._answers = PendingAnswers(stats_timeout)
         self._outbox = Outbox(self._send)
         self._welcome: Welcome | None = None  # the engine's, while it is there
@@ -175,11 +176,11 @@ class ZmqEngineClient:
                 f"the request has {len(payload)} bytes, more than {MAX_CLIENT_MESSAGE}",
                 limit=MAX_CLIENT_MESSAGE,
             )
-        if request.request_id in self._streams:
+        if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         if not self._send_bytes(payload):
             raise RequestRefused("queue_full", "the engine's inbox is full; try again later")
-        stream = self._streams[request.request_id] = RequestStream()
+        stream = self._requests.open(request.request_id)
         try:
             await stream.wait_accepted()
         except asyncio.CancelledError:
@@ -191,9 +192,7 @@ class ZmqEngineClient:
         self, request_id: int, reason: AbortReason = "abort", num_tokens: int | None = None
     ) -> None:
         """Forget a request; harmless if it is unknown or over. See `EngineClient`."""
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.end()
+        if self._requests.end(request_id):
             self._send_surely(Abort(request_id, reason, num_tokens))
 
     def settle(self, calls: Sequence[str]) -> None:
@@ -335,17 +334,11 @@ class ZmqEngineClient:
                 self._is_draining = self._is_draining or message.draining
                 self._is_warming = message.warming
             case Accepted():
-                if (stream := self._streams.get(message.request_id)) is not None:
-                    stream.accept()
+                self._requests.accept(message.request_id)
             case Refused():
                 self._on_refused(message)
             case Outputs():
-                for output in message.outputs:
-                    stream = self._streams.get(output.request_id)
-                    if stream is not None:
-                        if output.finished:
-                            del self._streams[output.request_id]
-                        stream.push(output)
+                self._requests.push(message.outputs)
             case Need():
                 self._fetcher.start(message.digest)
             case Orphans():
@@ -362,19 +355,17 @@ class ZmqEngineClient:
             self._adopt(orphans)
 
     def _on_refused(self, message: Refused) -> None:
-        stream = self._streams.pop(message.request_id, None)
-        if stream is None:
+        if message.request_id not in self._requests:
             return
         if message.code == "draining":
             self._is_draining = True
-            stream.fail(EngineUnavailable(message.message))
+            error = EngineUnavailable(message.message)
         else:
-            stream.fail(
-                RequestRefused(
-                    message.code, message.message, param=message.param, limit=message.limit,
-                    congestion=message.congestion,
-                )
+            error = RequestRefused(
+                message.code, message.message, param=message.param, limit=message.limit,
+                congestion=message.congestion,
             )  # fmt: skip
+        self._requests.fail(message.request_id, error)
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
@@ -386,14 +377,13 @@ class ZmqEngineClient:
             self._send(Hello())
 
     def _lose(self, reason: str) -> None:
+        request_ids = self._requests.ids
         if self._welcome is not None:
-            self._abandoned = self._welcome.session, list(self._streams)
+            self._abandoned = self._welcome.session, request_ids
         self._welcome = None
         self._ready.clear()
         self._outbox.clear()
-        streams, self._streams = self._streams, {}
-        if streams or len(self._answers):
-            self._log.warning("engine_lost", reason=reason, failed=len(streams))
-        for stream in streams.values():
-            stream.fail(EngineUnavailable(reason))
+        if request_ids or len(self._answers):
+            self._log.warning("engine_lost", reason=reason, failed=len(request_ids))
+        self._requests.fail_all(reason)
         self._answers.fail(reason)
