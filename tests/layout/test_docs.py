@@ -19,6 +19,7 @@ ROOTS = (
     "migrations", "platform", "scripts", "tests", ".ci",
 )  # fmt: skip
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
+ANCHOR = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)]+)\)")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 COMMAND = re.compile(
     r"\bloraplex ((?:serve|demo|plan|simulate|bench|verify|usage|blobs|db|keys|adapters|"
@@ -35,6 +36,15 @@ def test_paths_and_links_exist(document: Path):
     missing = [path for path in PATH.findall(text) if not (ROOT / path).exists()]
     missing += [link for link in LINK.findall(text) if not (document.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_links_into_a_page_meet_a_heading(document: Path):
+    for page, anchor in ANCHOR.findall(document.read_text()):
+        target = document.parent / page if page else document
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+        anchors = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}
+        assert anchor in anchors, f"{page}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
