@@ -117,8 +117,8 @@ def serve(
     the data directory, the engine in its own process.
     """
     from loraplex.supervisor.child import ChildCannotStart
-    from loraplex.supervisor.serve import ServeError, ServeOptions
     from loraplex.supervisor.serve import serve as run
+    from loraplex.supervisor.serve_options import ServeError, ServeOptions
 
     options = ServeOptions(
         model=model,

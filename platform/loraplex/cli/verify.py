@@ -43,7 +43,8 @@ def verify(
     from adapter_store.errors import AdapterStoreError
     from engine.errors import AdapterUnavailable, ConfigError
     from engine.text.tokenizer import Tokenizer
-    from loraplex.supervisor.serve import ServeError, resolve_model
+    from loraplex.supervisor.serve_options import ServeError
+    from loraplex.supervisor.served_model import resolve_model
     from loraplex.verification import VerificationError, verify_adapter
 
     transformers.utils.logging.disable_progress_bar()
