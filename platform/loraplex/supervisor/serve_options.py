@@ -1,6 +1,6 @@
 """What `loraplex serve` was told, and what that means for the engine and the API processes.
 
-Everything that can be wrong is found here, before a process starts.
+What of it can be wrong is found here, before a process starts.
 """
 
 import contextlib
