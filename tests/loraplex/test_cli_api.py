@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -62,6 +63,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Says what was asked, where it knows no better."""
 
     def do_GET(self) -> None:
+        if self.headers["authorization"] == "Bearer lpx_revoked":
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"detail": "no", "code": "invalid_api_key"}')
+            return
         body = REPLIES.get(self.path)
         self.send_response(200 if body else 404)
         self.end_headers()
@@ -142,6 +148,53 @@ def test_a_day_begins_at_midnight_and_what_is_no_time_is_told_its_form(url: str)
         refused = run(url, "usage", "--since", wrong)
         assert refused.exit_code == 2
         assert "--since" in refused.stderr and "2026-01-31T00:00:00Z" in refused.stderr
+
+
+def test_without_a_key_the_variable_is_named_and_where_keys_come_from(
+    url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("LORAPLEX_API_KEY", raising=False)
+    for given in ([], ["--api-key", ""]):
+        result = CliRunner().invoke(main, ["adapters", "list", "--url", url, *given])
+        assert result.exit_code == 2
+        for words in ("LORAPLEX_API_KEY", "admin.key", "loraplex keys create TENANT"):
+            assert words in result.stderr
+
+
+def test_a_refused_key_is_told_what_may_be_wrong_with_it(url: str):
+    result = run(url, "keys", "list", "acme", key="lpx_revoked")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    for words in ("LORAPLEX_API_KEY", "unknown, revoked or past its time", "loraplex keys create"):
+        assert words in result.stderr
+    assert "lpx_revoked" not in result.stderr
+
+
+def test_where_nothing_listens_the_address_is_named_and_how_to_start_a_service():
+    result = run("http://127.0.0.1:9", "adapters", "list")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    for words in ("http://127.0.0.1:9", "loraplex serve --model", "LORAPLEX_URL"):
+        assert words in result.stderr
+
+
+@pytest.mark.parametrize("name", ["No Such", "x@1", "", "base"])
+def test_a_name_that_no_adapter_may_have_is_refused_before_anything_is_sent(
+    tmp_path: Path, name: str
+):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    result = run("http://127.0.0.1:9", "adapters", "push", name, str(tmp_path))
+    assert result.exit_code == 1
+    code = "name_reserved" if name == "base" else "invalid_name"
+    assert f"({code})" in result.stderr and "no answer" not in result.stderr
+
+
+@pytest.mark.parametrize("group", ["adapters", "keys", "tenants"])
+def test_what_a_group_says_it_does_its_commands_are_called(group: str):
+    assert isinstance(main, click.Group)
+    found = main.get_command(click.Context(main), group)
+    assert isinstance(found, click.Group) and found.help is not None
+    verbs = re.findall(r"\w+(?=,| and )|(?<=and )\w+", found.help.lower())
+    assert len(verbs) >= 4 and set(verbs) <= set(found.commands)
 
 
 def test_groups_say_the_same_of_themselves_and_in_the_root_help():

@@ -68,7 +68,7 @@ def test_errors_are_named_and_a_test_of_which_nothing_was_served_fails():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--url", "http://127.0.0.1:9"], "names no model"),
+        (["--url", "nowhere"], "no answer from nowhere/v1/"),
         (["--tenant-key", "acme"], "must be TENANT=KEY"),
         (["--rate", "0"], "x>0"),
         (["--jsonl", "/nowhere/calls.jsonl"], "there is no folder /nowhere"),
@@ -77,3 +77,65 @@ def test_errors_are_named_and_a_test_of_which_nothing_was_served_fails():
 def test_what_cannot_be_run_is_refused_by_name(arguments, message):
     result = _bench(*arguments)
     assert result.exit_code != 0 and message in result.output
+
+
+def test_a_model_that_is_not_served_is_named_before_anything_is_sent():
+    with sse_server(unknown={"nope"}) as server:
+        result = _bench("--url", server.url, "--adapter", "rude", "--adapter", "nope",
+                        "--popularity", "uniform", *SMALL)  # fmt: skip
+        assert result.exit_code == 1 and server.requests == []
+        assert result.stderr == (
+            f"Error: {server.url}/v1/ serves no model 'nope' to this key: Not here. "
+            "It lists the-base\n"
+        )
+        result = _bench("--url", server.url, "--model", "nope", *SMALL)
+    assert result.exit_code == 1 and server.requests == [] and "'nope'" in result.stderr
+
+
+def test_a_key_that_may_not_list_models_still_calls_those_that_it_names():
+    with sse_server(refused=403) as server:
+        nameless = _bench("--url", server.url, *SMALL)
+        named = _bench("--url", server.url, "--model", "the-base", *SMALL)
+    assert nameless.exit_code == 1 and "the scope inference" in nameless.stderr
+    assert named.exit_code == 0 and len(server.requests) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--api-key", "old"], "unknown, revoked or past its time"),
+        (["--model", "x", "--tenant-key", "t0=old"], "unknown, revoked or past its time"),
+        ([], "needs a key"),
+        (["--model", "x"], "needs a key"),
+    ],
+)
+def test_a_refused_key_is_told_with_the_variable_and_where_keys_come_from(
+    monkeypatch, arguments, words
+):
+    monkeypatch.delenv("LORAPLEX_API_KEY", raising=False)
+    with sse_server(refused=401) as server:
+        result = _bench("--url", server.url, *arguments, *SMALL)
+    assert result.exit_code == 1 and server.requests == []
+    assert words in result.stderr and "old" not in result.stderr
+    assert "LORAPLEX_API_KEY" in result.stderr and "loraplex keys create" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "x"]])
+def test_where_nothing_listens_the_address_is_named_and_how_to_start_a_service(arguments):
+    result = _bench("--url", "http://127.0.0.1:9", *arguments)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    for words in ("http://127.0.0.1:9/v1/", "loraplex serve --model", "LORAPLEX_URL"):
+        assert words in result.stderr
+
+
+def test_what_is_sent_and_not_counted_is_told_and_figures_have_units():
+    with sse_server() as server:
+        result = _bench("--url", server.url, *SMALL, "--requests", 20, "--warm-up", 0.1)
+        whole = _bench("--url", server.url, *SMALL, "--requests", 20)
+    heading, row = result.stdout.splitlines()[:2]
+    assert row.split()[:5] == ["8", "at", "a", "time", "18"]
+    assert heading.count(", ms") == 6
+    assert "20 requests; the first 2 are its warm-up and not counted" in result.stdout
+    assert "warm-up" not in whole.stdout
+    assert "TTFT of 500 ms and TPOT of" in result.stdout
+    assert "20 requests to " in result.stderr

@@ -26,6 +26,9 @@ def test_every_policy_and_rate_is_a_line_and_every_run_a_row(tmp_path):
     file = tmp_path / "rows.json"
     result = _simulate(*SMALL, "--rate", 2, "--rate", 400, "--seeds", 2, "--json", file)
     assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(
+        "Simulating 16 runs: static_16, static_64, prefill_first, chunked_512 at 2, 400 requests/s"
+    )
     document = json.loads(file.read_text())
     assert len(document["rows"]) == 4 * 2 * 2
     assert set(document["saturation"]) == {"static_16", "static_64", "prefill_first", "chunked_512"}

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,7 +37,11 @@ def tokens(body: Body, **last: Any) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def sse_server(reply: Reply = tokens) -> Iterator[SseServer]:
+def sse_server(
+    reply: Reply = tokens, *, unknown: Collection[str] = (), refused: int | None = None
+) -> Iterator[SseServer]:
+    """`unknown`: models that it has not; `refused`: the status with which it lists none."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -45,7 +49,12 @@ def sse_server(reply: Reply = tokens) -> Iterator[SseServer]:
             """Say nothing."""
 
         def do_GET(self) -> None:
-            self._json(200, {"data": [{"id": "the-base"}]})
+            if refused is not None:
+                self._json(refused, {"error": {"code": "no", "message": "No."}})
+            elif self.path.rpartition("/models/")[2] in unknown:
+                self._json(404, {"error": {"code": "model_not_found", "message": "Not here."}})
+            else:
+                self._json(200, {"data": [{"id": "the-base"}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -50,7 +50,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @click.group()
 def adapters() -> None:
-    """Push, register, list, show, remove, alias and keep adapters."""
+    """Push, register, list, show, alias, pin and rm adapters."""
 
 
 @adapters.command("push")

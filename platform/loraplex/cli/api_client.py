@@ -11,7 +11,18 @@ import httpx
 from rich.progress import Progress, TaskID
 
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
+from adapter_store.errors import RegistryError
+from adapter_store.model_ref import check_adapter_name
 
+KEY_SOURCES = (
+    "An admin's comes from the first start of `loraplex serve` (printed in a terminal, else in "
+    "admin.key under its data directory), a tenant's from `loraplex keys create TENANT`"
+)
+START_ONE = (
+    "start a service with `loraplex serve --model DIR`, or say where one is with --url or "
+    "LORAPLEX_URL"
+)
+_KEY_REFUSED = "invalid_api_key"
 _PUSH_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
 """The service inspects large uploads one after the other."""
 
@@ -74,10 +85,12 @@ class ApiClient:
             response = self._http.request(method, path, **kwargs)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
-            raise CallFailed(f"no answer from {self._url}: {reason}") from None
-        if not response.is_success:
-            raise _error_of(response)
-        return response
+            fix = f"; {START_ONE}" if isinstance(error, httpx.ConnectError) else ""
+            raise CallFailed(f"no answer from {self._url}: {reason}{fix}") from None
+        if response.is_success:
+            return response
+        error = _error_of(response)
+        raise _key_refused(self._url) if error.code == _KEY_REFUSED else error
 
     def list_all(self, path: str) -> dict[str, list[dict[str, Any]]]:
         """Return a list that comes in pages, whole."""
@@ -101,8 +114,13 @@ class ApiClient:
     ) -> dict[str, Any]:
         """Upload a PEFT folder, or a zip of one, as the next version of `name`.
 
-        `serving` are the parts that say how the version is served, such as `chat_template`.
+        `serving` are the parts that say how the version is served, such as `chat_template`. What
+        no service takes is refused before anything is sent.
         """
+        try:
+            check_adapter_name(name)
+        except RegistryError as error:
+            raise CallFailed(f"{error.message} ({error.code})", code=error.code) from None
         if source.is_dir():
             paths = {"config": source / CONFIG_FILE, "weights": source / WEIGHTS_FILE}
             for path in paths.values():
@@ -157,6 +175,14 @@ class _Watched:
     def __iter__(self) -> Any:
         while chunk := self.read(64 * 1024):
             yield chunk
+
+
+def _key_refused(url: str) -> CallFailed:
+    return CallFailed(
+        f"the service at {url} does not take this API key (LORAPLEX_API_KEY, or --api-key): it is "
+        f"unknown, revoked or past its time. {KEY_SOURCES} (401, {_KEY_REFUSED})",
+        status=401, code=_KEY_REFUSED,
+    )  # fmt: skip
 
 
 def _error_of(response: httpx.Response) -> CallFailed:

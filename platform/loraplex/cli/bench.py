@@ -2,22 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
-import httpx
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.simulation.arrivals import bursty, gamma
 from engine.simulation.figures import Slo
 from engine.simulation.lengths import Lengths
 from engine.simulation.popularity import Popularity
 from engine.simulation.workload import Arrival, TraceError, Traffic, replay
+from loraplex.cli.api_client import KEY_SOURCES, START_ONE
+from loraplex.cli.counted_work import CountedWork
 from loraplex.cli.options import print_table
 from loraplex.cli.traffic_options import (
     Spec,
@@ -28,17 +27,20 @@ from loraplex.cli.traffic_options import (
     traffic_settings,
 )
 from loraplex.load.calls import Api, CallFormat
-from loraplex.load.client import open_client
 from loraplex.load.figures import after_warm_up, by_model
+from loraplex.load.models import EndpointError, KeyRefused, NoAnswer, check_models, first_model
 from loraplex.load.run import LoadRun, Loop, run_load
 from loraplex.reports.html import render
 from loraplex.reports.of_load import load_report
 
+T = TypeVar("T")
+
 COLUMNS = (
     ("requests", "num_requests", 0), ("failed", "num_failed", 0),
-    ("tokens/s", "output_tokens_per_second", 1), ("TTFT p50", "ttft_p50_ms", 1),
-    ("TTFT p99", "ttft_p99_ms", 1), ("TPOT p50", "tpot_p50_ms", 2), ("gap p99", "gap_p99_ms", 1),
-    ("queue p99", "queue_p99_ms", 1), ("goodput", "goodput", 3), ("late p99", "late_p99_ms", 1),
+    ("tokens/s", "output_tokens_per_second", 1), ("TTFT p50, ms", "ttft_p50_ms", 1),
+    ("TTFT p99, ms", "ttft_p99_ms", 1), ("TPOT p50, ms", "tpot_p50_ms", 2),
+    ("gap p99, ms", "gap_p99_ms", 1), ("queue p99, ms", "queue_p99_ms", 1),
+    ("goodput", "goodput", 3), ("late p99, ms", "late_p99_ms", 1),
 )  # fmt: skip
 
 
@@ -117,7 +119,7 @@ def bench(
     """Load an endpoint, and measure what its clients see.
 
     An open loop (--rate) sends at its times whatever became of earlier calls; latencies count from
-    when a call was due. A closed loop (--concurrency) keeps calls under way. Times in milliseconds.
+    when a call was due. A closed loop (--concurrency) keeps calls under way.
     """
     loops = [*(Loop("open", rate) for rate in rates), *(Loop("closed", c) for c in concurrencies)]
     if not loops:
@@ -139,29 +141,27 @@ def bench(
         return list(traffic.requests(seed))
 
     base_url = url.rstrip("/").removesuffix("/v1") + "/v1/"
-    model = model or asyncio.run(_first_model(base_url, api_key, silence))
+    model = model or _asked(first_model(base_url, api_key, silence))
     plan = _Plan(
         format=CallFormat(api=api, model=model, adapters=adapters, is_exact=not any_length),
         arrivals=arrivals,
     )
     runs: list[LoadRun] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"), TimeElapsedColumn(), console=Console(stderr=True),
-    ) as progress:  # fmt: skip
-        for loop in loops:
-            calls = list(plan.format.calls(plan.arrivals(loop.amount or 1.0), seed))
-            task = progress.add_task(loop.label, total=len(calls), state="")
+    checked: set[tuple[str | None, str]] = set()
+    for loop in loops:
+        calls = list(plan.format.calls(plan.arrivals(loop.amount or 1.0), seed))
+        asked = {(keys.get(call.tenant, api_key), call.model) for call in calls}
+        _asked(check_models(base_url, sorted(asked - checked, key=str), silence))
+        checked |= asked
+        what = f"{loop.label}: sending {_requests(len(calls))} to {base_url} ..."
+        with CountedWork(what, len(calls)) as work:
             run = asyncio.run(
                 run_load(
                     base_url, loop, calls, key=api_key, tenant_keys=keys, silence=silence,
-                    warm_up=warm_up, slo=slo,
-                    on_progress=lambda done, state, task=task: progress.update(
-                        task, completed=done, state=state
-                    ),
+                    warm_up=warm_up, slo=slo, on_progress=work.update,
                 )
             )  # fmt: skip
-            runs.append(run)
+        runs.append(run)
     _write(runs, warm_up, jsonl_file, json_file)
     if html_file is not None:
         settings = [
@@ -173,7 +173,7 @@ def bench(
             ("SLO", f"TTFT {1e3 * slo.first_token:g} ms, TPOT {1e3 * slo.per_output_token:g} ms"),
         ]  # fmt: skip
         html_file.write_text(render(load_report(runs, warm_up, settings)))
-    _print(runs, warm_up)
+    _print(runs, warm_up, slo)
     if all(run.figures.num_failed == run.figures.num_requests for run in runs):
         raise click.exceptions.Exit(1)
 
@@ -207,19 +207,16 @@ def _at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     return [(at * factor, request) for at, request in arrivals]
 
 
-async def _first_model(base_url: str, key: str | None, silence: float) -> str:
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+def _asked(answer: Coroutine[Any, Any, T]) -> T:
+    """What an endpoint answers before load is sent; what it cannot do ends the command."""
     try:
-        async with open_client(base_url, headers, silence) as http:
-            response = await http.get("models")
-            if response.status_code in {401, 403}:
-                raise click.ClickException(
-                    f"{base_url}models answers {response.status_code}: give --api-key a key that "
-                    "may call models (a tenant's with the scope inference), or give --model"
-                )
-            return str(response.raise_for_status().json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise click.ClickException(f"{base_url}models names no model: {error}") from error
+        return asyncio.run(answer)
+    except NoAnswer as error:
+        raise click.ClickException(f"{error}; {START_ONE}") from error
+    except KeyRefused as error:
+        raise click.ClickException(f"{error}. {KEY_SOURCES}") from error
+    except EndpointError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _write(
@@ -243,7 +240,11 @@ def _write(
         json_file.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _print(runs: Sequence[LoadRun], warm_up: float) -> None:
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number:,} requests"
+
+
+def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
     print_table(
         ["load", *(heading for heading, _, _ in COLUMNS)],
         (
@@ -251,15 +252,29 @@ def _print(runs: Sequence[LoadRun], warm_up: float) -> None:
             for run in runs
         ),
     )
+    num_sent = len(runs[-1].outcomes)
     counted = after_warm_up(runs[-1].outcomes, warm_up)
+    click.echo()
+    if num_first := num_sent - len(counted):
+        click.echo(
+            f"Sent in a run: {_requests(num_sent)}; the first {num_first:,} are its warm-up and "
+            f"not counted (--warm-up {warm_up:g})."
+        )
+    click.echo(
+        f"Goodput: the share with TTFT of {1e3 * slo.first_token:g} ms and TPOT of "
+        f"{1e3 * slo.per_output_token:g} ms at most."
+    )
     errors = sorted({outcome.error for outcome in counted if outcome.error is not None})
     if errors:
-        click.echo(f"\nFailed with: {', '.join(errors[:8])}")
+        click.echo(f"Failed with: {', '.join(errors[:8])}")
     models = by_model(counted)
     if len(models) > 1:
         click.echo(f"\nBy model, at {runs[-1].loop.label}")
         print_table(
-            ["model", "requests", "failed", "TTFT p50", "TTFT p99", "queue p99", "mean queue"],
+            [
+                "model", "requests", "failed", "TTFT p50, ms", "TTFT p99, ms", "queue p99, ms",
+                "mean queue, ms",
+            ],
             (
                 [
                     m.model, m.num_requests, m.num_failed, f"{m.ttft_p50_ms:,.1f}",

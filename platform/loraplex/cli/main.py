@@ -13,7 +13,7 @@ class _LazyGroup(click.Group):
     commands_by_name: ClassVar[dict[str, tuple[str, str]]] = {
         "adapters": (
             "loraplex.cli.adapters:adapters",
-            "Push, register, list, show, remove, alias and keep adapters.",
+            "Push, register, list, show, alias, pin and rm adapters.",
         ),
         "bench": ("loraplex.cli.bench:bench", "Load an endpoint; measure what clients see."),
         "blobs": ("loraplex.cli.blobs:blobs", "Sweep the adapters' files, or see what is amiss."),
@@ -23,7 +23,7 @@ class _LazyGroup(click.Group):
         "plan": ("loraplex.cli.plan:plan_command", "Size a deployment, and price it."),
         "serve": ("loraplex.cli.serve:serve", "Serve a base model and its tenants' adapters."),
         "simulate": ("loraplex.cli.simulate:simulate", "Try policies and rates in simulated time."),
-        "tenants": ("loraplex.cli.tenants:tenants", "Create, list, suspend and remove tenants."),
+        "tenants": ("loraplex.cli.tenants:tenants", "Create, list, suspend and rm tenants."),
         "usage": ("loraplex.cli.usage:usage", "Show what tenants used."),
         "verify": ("loraplex.cli.verify:verify", "Prove that an adapter is served exactly."),
     }

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loraplex.cli.api_client import ApiClient, segment
+from loraplex.cli.api_client import KEY_SOURCES, ApiClient, segment
 
 T = TypeVar("T")
 
@@ -26,13 +26,17 @@ def with_api(command: Callable[..., T]) -> Callable[..., T]:
         help="The service. Also read from LORAPLEX_URL.",
     )  # fmt: skip
     @click.option(
-        "--api-key", envvar="LORAPLEX_API_KEY", required=True,
-        help="A key of the tenant, or the admin key. Also read from LORAPLEX_API_KEY.",
+        "--api-key", envvar="LORAPLEX_API_KEY",
+        help="A key of the tenant, or the admin key; needed. Also read from LORAPLEX_API_KEY.",
     )  # fmt: skip
     @functools.wraps(command)
     def wrapped(
-        *args: Any, url: str, api_key: str, acting_for: str | None = None, **kwargs: Any
+        *args: Any, url: str, api_key: str | None, acting_for: str | None = None, **kwargs: Any
     ) -> T:
+        if not api_key:
+            raise click.UsageError(
+                f"no API key: set LORAPLEX_API_KEY, or give --api-key. {KEY_SOURCES}"
+            )
         root = url.rstrip("/").removesuffix("/v1")  # what OpenAI's clients are given
         scope = "" if acting_for is None else f"/t/{segment(acting_for)}"
         with ApiClient(root + scope, api_key) as api:

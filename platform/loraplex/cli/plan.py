@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.simulation.plan import Demand, Plan, Setup, Trial, attempt, plan
+from loraplex.cli.counted_work import CountedWork
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import like_trace, make_study, settings_of, study_options
 from loraplex.reports.html import render
@@ -83,14 +82,12 @@ def plan_command(
 
 
 def _plan(demand: Demand, num_processes: int) -> Plan:
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    )  # fmt: skip
+    num_trials = 0
+    what = f"Planning for {demand.rate:g} requests/s: simulating what deployments would do ..."
     with (
         ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        CountedWork(what) as work,
     ):
-        task = progress.add_task("Planning", total=None)
 
         def run(jobs: Sequence[tuple[Demand, Setup]]) -> list[Trial]:
             results = (
@@ -98,10 +95,12 @@ def _plan(demand: Demand, num_processes: int) -> Plan:
                 if num_processes == 1
                 else pool.map(attempt, *zip(*jobs, strict=True))
             )
+            nonlocal num_trials
             trials: list[Trial] = []
             for trial in results:
                 trials.append(trial)
-                progress.update(task, description=f"Planning: {_words(trial.setup)}")
+                num_trials += 1
+                work.update(num_trials, f"last {_words(trial.setup)}")
             return trials
 
         return plan(demand, run)

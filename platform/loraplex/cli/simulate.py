@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, track
 
 from engine.simulation.fleet import Fleet, simulate_fleet
 from engine.simulation.routing import ROUTINGS, Routing
@@ -23,6 +21,7 @@ from engine.simulation.study import (
     run_jobs,
     spread,
 )
+from loraplex.cli.counted_work import CountedWork
 from loraplex.cli.options import print_table
 from loraplex.cli.study_options import make_study, settings_of, study_options
 from loraplex.reports.of_alerts import alert_lines, alerts, recognised_table
@@ -112,12 +111,17 @@ def simulate(
         if preset == "failures":
             study = failure_modes.STUDY
             jobs = failure_modes.jobs()
-            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs))
+            what = "each failure mode, then its cure"
+            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
             recognised = failure_modes.recognise(rows)
         elif preset:
             study = published.STUDY
             jobs = published.jobs(num_seeds, with_curves=html_file is not None)
-            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs))
+            what = (
+                f"{len(jobs) // num_seeds} pairs of policy and rate of the published study; "
+                f"{_size(study.num_requests, num_seeds)}"
+            )
+            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
             comparisons = published.compare(rows)
         else:
             study = replace(make_study(**options), max_tokens=max_tokens)
@@ -182,35 +186,53 @@ def _run(
     if study.trace is not None:  # its own times, and nothing random
         rates, num_seeds = (0.0,), 1
     rows = run(study, policies, rates, range(num_seeds), num_processes=num_processes)
-    return _collect(rows, len(policies) * len(rates) * num_seeds)
+    at = "of the trace" if study.trace is not None else f"at {_listed(rates)} requests/s"
+    num_requests = study.num_requests if study.trace is None else len(study.trace)
+    names = ", ".join(policy.name for policy in policies)
+    what = f"{names} {at}; {_size(num_requests, num_seeds)}"
+    return _collect(rows, len(policies) * len(rates) * num_seeds, what)
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _size(num_requests: int, num_seeds: int) -> str:
+    return f"requests of a run: {num_requests:,}; seeds: {num_seeds}"
 
 
 def _run_fleets(fleets: Sequence[Fleet], num_processes: int) -> list[Row]:
     rows: list[Row] = []
     if any(fleet.study.trace is not None for fleet in fleets):
         raise click.UsageError("--trace is replayed on one replica")
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        for fleet in fleets:
-            label = f"{fleet.policy.name} at {fleet.rate:g}/s"
-            task = progress.add_task(label, total=fleet.study.num_requests)
-            found = simulate_fleet(
-                fleet, num_processes=num_processes,
-                on_progress=lambda done, task=task: progress.update(task, completed=done),
-            )  # fmt: skip
-            figures = found.as_figures(fleet.study.kv_blocks)
-            width = fleet.policy.max_num_seqs
-            rows.append(
-                Row(
-                    fleet.policy.name, width, fleet.rate, fleet.seed, figures,
-                    found.adapter_waits(), fleet.num_replicas, tuple(found.sightings),
-                )
-            )  # fmt: skip
+    for number, fleet in enumerate(fleets, 1):
+        total = fleet.study.num_requests
+        what = (
+            f"Simulating run {number} of {len(fleets)}: {fleet.policy.name} on "
+            f"{fleet.num_replicas} replicas at {fleet.rate:g} requests/s, {total:,} requests ..."
+        )
+        with CountedWork(what, total) as work:
+            found = simulate_fleet(fleet, num_processes=num_processes, on_progress=work.update)
+        figures = found.as_figures(fleet.study.kv_blocks)
+        width = fleet.policy.max_num_seqs
+        rows.append(
+            Row(
+                fleet.policy.name, width, fleet.rate, fleet.seed, figures,
+                found.adapter_waits(), fleet.num_replicas, tuple(found.sightings),
+            )
+        )  # fmt: skip
     return rows
 
 
-def _collect(rows: Iterator[Row], number: int) -> list[Row]:
-    console = Console(stderr=True)
-    return list(track(rows, "Simulating", total=number, console=console, transient=True))
+def _collect(rows: Iterator[Row], number: int, what: str) -> list[Row]:
+    """The rows of so many runs; `what` says of which."""
+    collected: list[Row] = []
+    runs = "1 run" if number == 1 else f"{number:,} runs"
+    with CountedWork(f"Simulating {runs}: {what} ...", number) as work:
+        for row in rows:
+            collected.append(row)
+            work.update(len(collected), f"last {row.policy} at {row.rate:g}/s, seed {row.seed}")
+    return collected
 
 
 def _document(

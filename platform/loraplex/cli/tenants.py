@@ -27,7 +27,7 @@ WEIGHT = _Weight(MIN_WEIGHT, MAX_WEIGHT)
 
 @click.group()
 def tenants() -> None:
-    """Create, list, suspend and remove tenants."""
+    """Create, list, suspend and rm tenants."""
 
 
 @tenants.command("create")
