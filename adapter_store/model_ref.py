@@ -8,6 +8,7 @@ Nothing here knows which names exist; the registry does.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapter_store.errors import InvalidField, InvalidName, ModelNotFound, NameReserved
@@ -15,6 +16,8 @@ from adapter_store.errors import InvalidField, InvalidName, ModelNotFound, NameR
 DEFAULT_ALIAS = "default"
 BASE_NAME = "base"
 MAX_VERSION = 2**31 - 1
+MAX_TOLD = 10
+"""Versions or aliases that a message names; it is told one more, where there are more."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _ALIAS = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -56,9 +59,26 @@ def parse_model_ref(text: str) -> ModelRef:
 
 
 def model_not_found(model: str) -> ModelNotFound:
-    """The one answer for unknown, foreign, deleted and mistyped models."""
+    """The one answer for unknown, foreign and deleted adapters, and for mistyped models."""
     shown = model if len(model) <= 100 else model[:100] + "…"
     return ModelNotFound(f"The model {shown!r} does not exist or you do not have access to it.")
+
+
+def version_not_found(ref: ModelRef, versions: Sequence[int]) -> ModelNotFound:
+    """The answer for a version that an adapter of the caller's own has not; newest first."""
+    newest = ", ".join(map(str, versions[:MAX_TOLD]))
+    told = f"it has {newest}" if len(versions) <= MAX_TOLD else f"the newest are {newest}"
+    return ModelNotFound(f"The adapter {ref.name!r} has no version {ref.version}; {told}.")
+
+
+def alias_not_found(ref: ModelRef, aliases: Sequence[str], newest: int) -> ModelNotFound:
+    """The answer for an alias that an adapter of the caller's own has not."""
+    told = ", ".join(aliases[:MAX_TOLD]) + (", …" if len(aliases) > MAX_TOLD else "")
+    return ModelNotFound(
+        f"The adapter {ref.name!r} has no alias {ref.alias or DEFAULT_ALIAS!r}; "
+        f"{f'it has {told}' if told else 'it has none'}, and its newest version is "
+        f"{ref.name}@{newest}."
+    )
 
 
 def check_adapter_name(name: str, reserved: frozenset[str] = frozenset()) -> None:

@@ -1,6 +1,7 @@
 """The registry's calls about adapters, versions and aliases: each a transaction of its own."""
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from adapter_store.model_ref import ModelRef, check_adapter_name
 from adapter_store.peft_format import InspectedAdapter
@@ -42,6 +43,7 @@ class AdapterCalls(Transactions):
         publish: bool = True,
         serving: ServingDefaults = AS_THE_BASE,
         idempotency_key: str | None = None,
+        tenant_created_at: datetime | None = None,
         actor: str = "system",
     ) -> RegisteredVersion:
         """Make an upload, whose files are stored already, the next version of a name.
@@ -52,8 +54,9 @@ class AdapterCalls(Transactions):
         also after a roll-back.
         Without, no alias moves; a first version then answers to `name@1` only. A call with the
         `idempotency_key` of an earlier one changes nothing and returns what that one did.
-        Raises `InvalidName`, `NameReserved`, `TenantNotFound`, `IdempotencyKeyReused` or
-        `QuotaExceeded`.
+        With `tenant_created_at` it is for the tenant that was created then, and for none that has
+        got its name since. Raises `InvalidName`, `NameReserved`, `TenantNotFound`,
+        `IdempotencyKeyReused` or `QuotaExceeded`.
         """
         self.check_name(name)
         change = self._change(actor)
@@ -66,14 +69,24 @@ class AdapterCalls(Transactions):
             tenant,
             name,
             lambda s: versions.register(
-                s, change, tenant, name, inspected, base_fingerprint, publish, repeatable, serving
+                s,
+                change,
+                tenant,
+                name,
+                inspected,
+                base_fingerprint,
+                publish,
+                repeatable,
+                serving,
+                tenant_created_at,
             ),
         )
 
     async def resolve(self, tenant: str, ref: ModelRef, routing_key: str = "") -> ResolvedAdapter:
         """The version that a reference names now, for a request with this key (`canary.py`).
 
-        Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted.
+        Raises `ModelNotFound`, the same for what is unknown, another tenant's or deleted; of an
+        adapter of the tenant's own it says which versions or aliases there are.
         """
         route = await self._routes.get(
             f"{tenant}/{ref.name}",
@@ -146,7 +159,7 @@ class AdapterCalls(Transactions):
         A share of its requests goes to the `canary`; without one, none does from now on. A call
         with the `idempotency_key` of an earlier one changes nothing and returns what that one did.
         Raises `InvalidName`, `InvalidField`, `TenantNotFound`, `AdapterNotFound`,
-        `VersionNotFound`, `AliasConflict` or `IdempotencyKeyReused`.
+        `VersionNotFound`, `AliasConflict`, `QuotaExceeded` or `IdempotencyKeyReused`.
         """
         change = self._change(actor)
         asked = canary and (canary.version, canary.share)

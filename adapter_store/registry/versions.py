@@ -5,6 +5,7 @@ writer), and survives a delete of the adapter, so neither races nor deletes can 
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, cast
 
 import msgspec
@@ -13,8 +14,15 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from adapter_store.errors import VersionInUse
-from adapter_store.model_ref import DEFAULT_ALIAS, ModelRef, model_not_found
+from adapter_store.errors import ModelNotFound, VersionInUse
+from adapter_store.model_ref import (
+    DEFAULT_ALIAS,
+    MAX_TOLD,
+    ModelRef,
+    alias_not_found,
+    model_not_found,
+    version_not_found,
+)
 from adapter_store.peft_format import InspectedAdapter
 from adapter_store.registry import adapters, aliases, quotas, replies, tenants
 from adapter_store.registry.audit import Change
@@ -44,6 +52,7 @@ async def register(
     publish: bool,
     repeatable: RepeatableCall | None,
     serving: ServingDefaults,
+    tenant_created_at: datetime | None = None,
 ) -> RegisteredVersion:
     """Give an upload its number, unless the newest version is the same already.
 
@@ -51,7 +60,7 @@ async def register(
     `default` points to the version returned, new or not; without, no alias moves. Raises
     `TenantNotFound`, `IdempotencyKeyReused` or `QuotaExceeded`.
     """
-    owner = await tenants.find(session, tenant, lock="keep")
+    owner = await tenants.find(session, tenant, lock="keep", created_at=tenant_created_at)
     if repeatable is not None:
         stored = await replies.recall(session, owner.id, repeatable, change.now)
         if stored is not None:
@@ -96,7 +105,11 @@ async def register(
 
 
 async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
-    """Where a reference leads; raises `ModelNotFound`, the same for every reason."""
+    """Where a reference leads; raises `ModelNotFound`.
+
+    It is the same for what is unknown, another tenant's or deleted; of an adapter of the tenant's
+    own it says what there is.
+    """
     if ref.version is None:
         return await _resolve_alias(session, tenant, ref, ref.alias or DEFAULT_ALIAS)
     found = (
@@ -109,7 +122,7 @@ async def resolve(session: AsyncSession, tenant: str, ref: ModelRef) -> Route:
         )
     ).one_or_none()
     if found is None:
-        raise model_not_found(str(ref))
+        raise await _not_found(session, tenant, ref)
     return Route(str(ref), _resolved(tenant, ref.name, *found))
 
 
@@ -127,7 +140,7 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
     )  # fmt: skip
     found = (await session.execute(query)).one_or_none()
     if found is None:
-        raise model_not_found(str(ref))
+        raise await _not_found(session, tenant, ref)
     # An outer join: without a canary its columns are null.
     columns = cast("tuple[Any, ...]", found)
     stable, behind, share = columns[:6], columns[6:12], columns[12]
@@ -137,6 +150,34 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
         _resolved(tenant, ref.name, *behind) if behind[0] is not None else None,
         share or 0.0,
     )
+
+
+async def _not_found(session: AsyncSession, tenant: str, ref: ModelRef) -> ModelNotFound:
+    # A deleted adapter has no versions: it is told apart from one that never was by nobody.
+    mine = (Tenant.name == tenant) & (Adapter.name == ref.name)
+    numbers = (
+        await session.scalars(
+            select(AdapterVersion.number)
+            .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+            .join(Tenant, Tenant.id == Adapter.tenant_id)
+            .where(mine)
+            .order_by(AdapterVersion.number.desc())
+            .limit(MAX_TOLD + 1)
+        )
+    ).all()
+    if not numbers:
+        return model_not_found(str(ref))
+    if ref.version is not None:
+        return version_not_found(ref, numbers)
+    names = await session.scalars(
+        select(Alias.name)
+        .join(Adapter, Adapter.id == Alias.adapter_id)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(mine)
+        .order_by(Alias.name)
+        .limit(MAX_TOLD + 1)
+    )
+    return alias_not_found(ref, names.all(), numbers[0])
 
 
 def _resolved_columns(version: type[AdapterVersion]) -> tuple[Any, ...]:

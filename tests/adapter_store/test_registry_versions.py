@@ -264,6 +264,38 @@ async def test_unknown_foreign_and_deleted_models_get_the_same_answer(registry_u
         assert len(messages) == 1
 
 
+async def test_of_a_live_adapter_of_its_own_a_tenant_is_told_what_there_is(registry_url: str):
+    async with open_registry(registry_url) as registry:
+
+        async def told(model: str, tenant: str = "acme") -> str:
+            with pytest.raises(ModelNotFound) as caught:
+                await registry.resolve(tenant, parse_model_ref(model))
+            return caught.value.message
+
+        generic = "The model {!r} does not exist or you do not have access to it."
+        assert await told("support@1") == generic.format("support@1")
+        await push(registry, "one", publish=False)
+        none = "The adapter 'support' has no alias {!r}; it has none, and its newest version is "
+        assert await told("support") == none.format("default") + "support@1."
+        for number in range(2, 13):
+            await push(registry, f"content {number}")
+            await registry.set_alias("acme", "support", f"a{number}", number)
+        await registry.delete_version("acme", "support", 1)
+        assert await told("support@1") == (
+            "The adapter 'support' has no version 1; "
+            "the newest are 12, 11, 10, 9, 8, 7, 6, 5, 4, 3."
+        )
+        assert await told("support:b") == (
+            "The adapter 'support' has no alias 'b'; it has a10, a11, a12, a2, a3, a4, a5, a6, a7, "
+            "a8, …, and its newest version is support@12."
+        )
+        for model in ("support@1", "support:b", "support@2"):
+            assert await told(model, "zen") == generic.format(model)
+        await registry.delete_adapter("acme", "support")
+        for model in ("support@2", "support:b", "support"):
+            assert await told(model) == generic.format(model)
+
+
 async def test_uploads_under_a_wrong_name_leave_no_row(registry_url: str):
     async with open_registry(registry_url, reserved_names=("SmolLM2",)) as registry:
         for name, error in (

@@ -259,6 +259,8 @@ NO_OBJECTS = [
     (b'"text"', "invalid_value"),
     (b"[" * 100_000, "json_too_deep"),
     (b'{"a":' * 100_000, "json_too_deep"),
+    (b"[" * 33 + b'"' + b'\\"' * 2_000_000, "json_too_deep"),
+    (b"[],{}," * 33 + b'"' + b'\\"' * 2_000_000, "invalid_json"),
     (b'{"model":"base","metadata":' + b"[" * 33 + b"]" * 33 + b"}", "json_too_deep"),
 ]  # fmt: skip
 
@@ -328,8 +330,8 @@ async def test_models_are_found_or_are_one_and_the_same_404(tmp_path):
         async with service.client("acme:tenant") as manager:
             assert (await manager.delete("/v1/adapters/gone")).status_code == 204
         unknown = [
-            "theirs", "theirs@1", "theirs:default", "gone", "gone@1", "nobody", "legal@2",
-            "legal@0", "legal@01", "legal@-1", "legal@x", "legal:nope", "legal:", "legal@",
+            "theirs", "theirs@1", "theirs:default", "gone", "gone@1", "gone:x", "nobody",
+            "legal@0", "legal@01", "legal@-1", "legal@x", "legal:", "legal@",
             "legal@1@1", "legal:default@1", "Legal", "LEGAL", " legal", "legal ", "Base", "", "/",
             "../legal", "legal/../legal", "l\u0435gal", "acme/legal", "legal\u0000", "x" * 10_000,
             "legal@99999999999999999999",
@@ -355,3 +357,26 @@ async def test_models_are_found_or_are_one_and_the_same_404(tmp_path):
                 assert reply.headers["x-loraplex-adapter"] == "legal@1"
             digests = {r.adapter for r in list(service.engine.requests.values())[-3:]}
             assert len(digests) == 1 and None not in digests
+
+
+async def test_of_its_own_adapter_a_tenant_is_told_what_there_is_and_nobody_else_is(tmp_path):
+    async with running_service(tmp_path) as service:
+        await service.upload("legal")
+        async with service.client() as ours, service.client("zen:inference") as theirs:
+
+            async def refusal(client, model):
+                reply = await client.post("/v1/completions", json={**COMPLETION, "model": model})
+                assert (reply.status_code, reply.json()["error"]["code"]) == (
+                    404, "model_not_found",
+                )  # fmt: skip
+                return reply.json()["error"]
+
+            unknown = await refusal(theirs, "nobody")
+            for model, words in [
+                ("legal@9", "The adapter 'legal' has no version 9; it has 1."),
+                ("legal:nope", "The adapter 'legal' has no alias 'nope'; it has default, and its "
+                 "newest version is legal@1."),
+            ]:  # fmt: skip
+                assert (await refusal(ours, model))["message"] == words
+                foreign = unknown["message"].replace("nobody", model)
+                assert await refusal(theirs, model) == {**unknown, "message": foreign}

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from litestar.types import Scope
 
-from adapter_store.errors import ModelNotFound
-from adapter_store.model_ref import model_not_found, parse_model_ref
+from adapter_store.model_ref import parse_model_ref
 from adapter_store.registry.records import ResolvedAdapter, TenantInfo
 from loraplex.adapters.servable import refusal
 from loraplex.openai.fields import GenerationFields
@@ -44,16 +43,14 @@ async def resolve_target(
 ) -> Target:
     """Find the model for a request with this key.
 
-    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`. An adapter that was
-    good when it was uploaded, and is too large or of another base model now, is a 409.
+    Unknown, foreign, deleted and mistyped ones raise the same `ModelNotFound`; of an adapter of the
+    tenant's own it says which versions or aliases there are. An adapter that was good when it was
+    uploaded, and is too large or of another base model now, is a 409.
     """
     if model in services.base_names:
         return Target(model, None)
     reference = parse_model_ref(model)
-    try:
-        adapter = await services.backends.registry.resolve(tenant.name, reference, routing_key)
-    except ModelNotFound:
-        raise model_not_found(model) from None
+    adapter = await services.backends.registry.resolve(tenant.name, reference, routing_key)
     if (refused := refusal(services, adapter)) is not None:
         raise refused
     return Target(model, adapter)
