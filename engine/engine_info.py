@@ -31,3 +31,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_cpu_loras: int = 32
     """Adapters in host memory, and their bytes."""
     cpu_lora_bytes: int = 2**30
+    start_seconds: float = 0.0
+    """From the start of its process until it was built: about what the next one will take."""

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -122,6 +123,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         lora_kernels=built.kernels.name,
         max_cpu_loras=limits.max_cpu_loras,
         cpu_lora_bytes=limits.cpu_lora_bytes,
+        start_seconds=max(0.0, time.time() - psutil.Process().create_time()),
     )
     return EngineParts.assemble(
         built.runner,

@@ -131,6 +131,17 @@ async def test_a_failure_of_a_whole_reply_is_a_status(tmp_path, code, status):
         assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
 
 
+async def test_a_stopped_engine_is_to_be_asked_again_when_the_next_one_will_have_started(tmp_path):
+    async with running_service(tmp_path) as service, service.client() as client:
+        for number, (seconds, told) in enumerate([(0.0, "1"), (6.2, "7")], 1):
+            service.engine.info = info(start_seconds=seconds)
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            await until(lambda: service.engine.open_requests)
+            service.engine.break_down(number, "engine_stopped")
+            reply = await asked
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, told)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 3])
 @pytest.mark.parametrize("n", [1, 3])

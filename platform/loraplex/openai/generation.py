@@ -4,6 +4,7 @@ Outputs become text here (detokenised, cut at stop strings); how the text is sen
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -289,7 +290,10 @@ class Generation:
         if code == "grammar_failed":
             return unfollowable(self._grammar_field)
         message = message or "the engine could not finish this request"
-        return ApiError(_STATUS_OF.get(code, 500), code, message)
+        headers: dict[str, str] = {}
+        if code == "engine_stopped":  # the next one takes as long to start as this one did
+            headers["retry-after"] = str(max(1, math.ceil(self._engine.info.start_seconds)))
+        return ApiError(_STATUS_OF.get(code, 500), code, message, headers=headers)
 
     def _abort_request(self, number: int, reason: AbortReason) -> None:
         choices = self.choices[number * self._n : (number + 1) * self._n]
