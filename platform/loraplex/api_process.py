@@ -2,7 +2,7 @@
 
 `serve` starts one or more of them, on one socket. Its settings come on standard input. On SIGTERM
 it takes no further connection, lets running requests go on for the drain limit, gives those that
-are left a last frame, and ends.
+are left a last frame, and ends. A SIGINT after that ends the drain.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -31,6 +32,7 @@ from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.parent import die_with_parent
+from engine.silence import dead_after, doubt_after
 from engine.text.tokenizer import Tokenizer
 from engine.zmq_client import ZmqEngineClient
 from loraplex.adapter_cache import fetch_from
@@ -49,6 +51,8 @@ from loraplex.tracing.tracing import Tracing
 _MAX_OPEN_FILES = 65_536
 _LAST_FRAME_SECONDS = 3.0
 """After the drain limit: for the last frames to reach their clients."""
+_HURRIED_FRAME_SECONDS = 1.0
+"""The same, where the drain was ended before its limit."""
 
 
 @contextlib.asynccontextmanager
@@ -109,16 +113,27 @@ def _sources(settings: Settings) -> AdapterSources:
 
 
 class _DrainingServer(uvicorn.Server):
-    """Tells when it was asked to stop."""
+    """Tells when it was asked to stop, and when it was asked not to wait any longer."""
 
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_stop: Callable[[], None], on_hurry: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._on_hurry = on_hurry
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self._on_hurry()  # uvicorn would leave at once, without our own clean-up
+            return
         if not self.should_exit:
             self._on_stop()
         super().handle_exit(sig, frame)
+
+    def cut(self) -> None:
+        """Cancel what still answers: it is told that the service stops."""
+        for task in tuple(self.server_state.tasks):
+            task.cancel()
 
 
 async def _serve(
@@ -129,8 +144,12 @@ async def _serve(
         read_base_model, Path(settings.engine.model_dir), name=settings.engine.model_name
     )
     blobs = open_blob_store(settings.storage.blob_url, Path(settings.storage.blobs_dir))
+    hang_seconds = settings.engine.hang_seconds
     engine = ZmqEngineClient(
-        Path(settings.engine.engine_socket), fetch_from(blobs, Path(settings.storage.cache_dir))
+        Path(settings.engine.engine_socket),
+        fetch_from(blobs, Path(settings.storage.cache_dir)),
+        doubt_after=doubt_after(hang_seconds),
+        dead_after=dead_after(hang_seconds),
     )
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
@@ -148,8 +167,16 @@ async def _serve(
         if services is not None:
             services.live.stop()  # a page that is open would hold up the stop, and comes back
 
+    async def end_drain() -> None:
+        await engine.close()
+        await asyncio.sleep(_HURRIED_FRAME_SECONDS)
+        server.cut()
+
     def start_drain() -> None:
         loop.call_soon_threadsafe(begin_drain)
+
+    def hurry() -> None:
+        loop.call_soon_threadsafe(lambda: drains.append(loop.create_task(end_drain())))
 
     config = uvicorn.Config(
         answering_when_cut(tracing.wrap(app)),
@@ -160,8 +187,9 @@ async def _serve(
     # A full collection looks at every object of every module: 80 ms in which no stream moves.
     gc.collect()
     gc.freeze()
+    server = _DrainingServer(config, start_drain, hurry)
     async with _metrics_port(app, settings):
-        await _DrainingServer(config, start_drain).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
     await tracing.close()
     for task in (pulse, *drains):
         task.cancel()

@@ -143,6 +143,22 @@ def test_a_stop_answers_what_is_past_the_drain_limit_or_queued_or_half_uploaded(
         stop_with_work_at_hand(service, tenant_key(service))
 
 
+def test_a_second_ctrl_c_gives_what_runs_its_last_frame_at_once(model_dir: Path):
+    """Nobody would live to see the drain limit; a terminal is told both."""
+    arguments = [*ENGINE, "--drain-seconds", "3600"]
+    with demo_service(model_dir, "base", arguments, {"FORCE_COLOR": "1"}) as service:
+        stream = Stream(service, tenant_key(service), 4000).begin()
+        service.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "may go on for 3600 s; Ctrl-C again" in service.log.read_text())
+        service.process.send_signal(signal.SIGTERM)  # not what hurries
+        begun = len(stream.events)
+        wait_until(lambda: len(stream.events) > begun + 2)
+        service.process.send_signal(signal.SIGINT)
+        assert json.loads(stream.end()[-1])["error"]["code"] == "engine_unavailable"
+        assert service.process.wait(60) == 0
+        assert '"killing"' not in service.log.read_text()
+
+
 def stop_with_work_at_hand(service: DemoService, key: str) -> None:
     """A stop of a service whose seats are taken; it is not ready meanwhile."""
     running = [Stream(service, key, 4000).begin() for _ in range(4)]  # every seat
@@ -232,6 +248,10 @@ def test_a_port_in_use_is_refused_by_name(service: DemoService, model_dir: Path,
     assert refused.returncode == 1
     assert f"127.0.0.1:{port}" in refused.stderr
     assert "--port" in refused.stderr
+    assert not (tmp_path / "other").exists()
+    refused = serve(model_dir, tmp_path / "other", "--port", "0", "--metrics-port", port)
+    assert refused.returncode == 1 and "--metrics-port" in refused.stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_setting_that_can_never_work_ends_the_service_with_its_name(
@@ -253,10 +273,11 @@ def test_a_model_that_does_not_exist_is_refused_by_name(tmp_path: Path):
 
 
 def test_the_base_model_cannot_take_an_adapters_name(killed: Killed, model_dir: Path):
-    refused = serve(model_dir, killed.data_dir, "--served-model-name", "intents")
+    port = ("--port", "0")
+    refused = serve(model_dir, killed.data_dir, *port, "--served-model-name", "intents")
     assert refused.returncode == 1
     assert "an adapter of a tenant has that name" in refused.stderr
-    refused = serve(model_dir, killed.data_dir, "--served-model-name", "intents@1")
+    refused = serve(model_dir, killed.data_dir, *port, "--served-model-name", "intents@1")
     assert refused.returncode == 1
     assert "without spaces, @ and :" in refused.stderr
 

@@ -70,7 +70,7 @@ from loraplex.supervisor.data_dir import default_data_dir
 @click.option("--api-silence-seconds", type=click.FloatRange(2), default=10.0, show_default=True,
               help="An API process that stands still for so long is started anew.")  # fmt: skip
 @click.option("--drain-seconds", type=click.FloatRange(0), default=30.0, show_default=True,
-              help="What running requests get after SIGTERM.")  # fmt: skip
+              help="What running requests get after SIGTERM or Ctrl-C.")  # fmt: skip
 @click.option("--hang-seconds", type=click.FloatRange(5), default=120.0, show_default=True,
               help="An engine whose step takes longer is started anew.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), envvar="LORAPLEX_METRICS_PORT",

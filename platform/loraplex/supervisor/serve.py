@@ -30,34 +30,35 @@ async def serve(options: ServeOptions) -> None:
     try:
         model_dir = resolve_model(options.model)
         check_model(options.model, model_dir)
-        with open_data_dir(options.data_dir) as data, run_directory() as run_dir:
+        with (  # the ports first: who cannot have them leaves no data directory behind
+            open_listener(options.host, options.port) as listener,
+            metrics_listeners(options.metrics_port, options.workers) as for_metrics,
+            open_data_dir(options.data_dir) as data,
+            run_directory() as run_dir,
+        ):
             engine = engine_args_of(options, model_dir, data, run_dir)
             settings = settings_of(options, model_dir, data, engine.socket_path)
             await prepare_schema(settings.storage.database_url)
             await prepare_registry(data, settings, options.base_names)
-            with (
-                open_listener(options.host, options.port) as listener,
-                metrics_listeners(options.metrics_port, options.workers) as for_metrics,
-            ):
-                url = _url(options.host, listener.getsockname()[1])
-                service = Service(
-                    engine=engine,
-                    api=settings,
-                    listener=listener,
-                    metrics_listeners=for_metrics,
-                    workers=options.workers,
-                    api_silence_seconds=options.api_silence_seconds,
-                    drain_seconds=options.drain_seconds,
-                )
-                beside = (
-                    asyncio.create_task(_greet(url, options.model_name, data)),
-                    asyncio.create_task(restore_usage(settings.storage)),
-                )
-                try:
-                    await supervise(service)
-                finally:
-                    for task in beside:
-                        task.cancel()
+            url = _url(options.host, listener.getsockname()[1])
+            service = Service(
+                engine=engine,
+                api=settings,
+                listener=listener,
+                metrics_listeners=for_metrics,
+                workers=options.workers,
+                api_silence_seconds=options.api_silence_seconds,
+                drain_seconds=options.drain_seconds,
+            )
+            beside = (
+                asyncio.create_task(_greet(url, options.model_name, data)),
+                asyncio.create_task(restore_usage(settings.storage)),
+            )
+            try:
+                await supervise(service)
+            finally:
+                for task in beside:
+                    task.cancel()
     except (DataDirError, SettingsError, ConfigError) as error:
         raise ServeError(str(error)) from None
 

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from rich.console import Console
 
 from engine.engine_args import EngineArgs
+from engine.silence import dead_after
 from loraplex.recorder.process import RecorderArgs
 from loraplex.settings import MetricsSettings, Settings
 from loraplex.supervisor.child import Child
@@ -31,9 +33,6 @@ _ENGINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 """OpenMP threads that spin for long fight the API process for the cores: on a busy machine of two
 cores a step took 4 to 7 s, and 0.3 s without. Some 20 microseconds, the gap between two parallel
 regions, save a sleep at each of a step's 300: 42 ms became 35. The operator's own setting wins."""
-
-_SILENCE = 1.25
-"""An engine is killed after so many times the `hang_seconds` after which its own watch ends it."""
 
 _STOP_GRACE_SECONDS = 5.0
 """What an API process gets beyond its drain limit, and the engine once nobody calls it."""
@@ -65,7 +64,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def supervise(service: Service) -> None:
-    """Run the service until SIGTERM or SIGINT, then stop it in order.
+    """Run the service until SIGTERM or SIGINT, then stop it in order; a SIGINT after that ends at
+    once what still runs.
 
     Raises `ChildCannotStart` when a process refuses its settings.
     """
@@ -74,7 +74,7 @@ async def supervise(service: Service) -> None:
         [sys.executable, "-m", "engine.process", "--beat-fd"],
         _engine_payload(service),
         environment=_ENGINE_ENVIRONMENT | os.environ,
-        silence_seconds=_SILENCE * service.engine.hang_seconds,
+        silence_seconds=dead_after(service.engine.hang_seconds),
     )
     api_command = [sys.executable, "-m", "loraplex.api_process"]
     apis = [
@@ -93,10 +93,11 @@ async def supervise(service: Service) -> None:
     recorder = Child(
         "recorder", [sys.executable, "-m", "loraplex.recorder.process"], _recorder_payload(service)
     )
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    # A repeated SIGTERM is no hurry: `timeout` and some init systems send it twice.
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: (hurry if stop.is_set() else stop).set())
     running = {
         child: asyncio.create_task(child.run(), name=child.name)
         for child in (engine, *apis, recorder)
@@ -108,10 +109,11 @@ async def supervise(service: Service) -> None:
         stopped.cancel()
         if stop.is_set():  # else a process has just said why it cannot start: the last word
             _log.info("stopping", drain_seconds=service.drain_seconds)
+            _tell_stop(service.drain_seconds)
         service.listener.close()  # from now on a connection is refused: not ready at once
         # The engine goes last: the streams that drain need it, and what it did is read after them.
         grace = service.drain_seconds + _STOP_GRACE_SECONDS
-        await _stop([(api, running[api]) for api in apis], grace)
+        await _stop([(api, running[api]) for api in apis], grace, hurry)
         await _stop([(recorder, running[recorder])], _STOP_GRACE_SECONDS)
         await _stop([(engine, running[engine])], _STOP_GRACE_SECONDS)
     for task in running.values():
@@ -143,7 +145,8 @@ def _api_payload(service: Service, number: int) -> Callable[[int], bytes]:
     process had received is of no use to the next."""
     uploads = Path(service.api.storage.uploads_dir) / f"api-{number}"
     storage = msgspec.structs.replace(service.api.storage, uploads_dir=str(uploads))
-    settings = msgspec.structs.replace(service.api, storage=storage)
+    engine = msgspec.structs.replace(service.api.engine, hang_seconds=service.engine.hang_seconds)
+    settings = msgspec.structs.replace(service.api, storage=storage, engine=engine)
     if service.metrics_listeners:
         fd = service.metrics_listeners[number].fileno()
         settings = msgspec.structs.replace(settings, metrics=MetricsSettings(metrics_fd=fd))
@@ -157,15 +160,55 @@ def _api_payload(service: Service, number: int) -> Callable[[int], bytes]:
     return payload
 
 
-async def _stop(children: list[tuple[Child, asyncio.Task[None]]], grace: float) -> None:
-    """Signal the children, wait, kill those that are still there, and wait for those too."""
+def _tell_stop(drain_seconds: float) -> None:
+    """In a terminal; elsewhere the log's line is enough."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(
+            f"\nStopping: what runs may go on for {drain_seconds:g} s; "
+            "Ctrl-C again ends it at once.",
+            highlight=False,
+        )
+
+
+async def _stop(
+    children: list[tuple[Child, asyncio.Task[None]]],
+    grace: float,
+    hurry: asyncio.Event | None = None,
+) -> None:
+    """Signal the children, wait, kill those that are still there, and wait for those too.
+
+    With `hurry` the wait is over when that is set: what the children have is ended then.
+    """
     for child, _ in children:
         child.signal_stop()
     tasks = [task for _, task in children]
-    done, _ = await asyncio.wait(tasks, timeout=grace)
+    if hurry is None:
+        await asyncio.wait(tasks, timeout=grace)
+    else:
+        await _stop_or_hurry(children, grace, hurry)
     for child, task in children:
-        if task not in done:
+        if not task.done():
             _log.warning("killing", child=child.name, after_seconds=grace)
             child.kill()
     with contextlib.suppress(Exception):  # `supervise` reports what a child raised
         await asyncio.gather(*tasks)
+
+
+async def _stop_or_hurry(
+    children: list[tuple[Child, asyncio.Task[None]]], grace: float, hurry: asyncio.Event
+) -> None:
+    ended = asyncio.create_task(_all_over([task for _, task in children]))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait([ended, hurried], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    if hurried.done() and not ended.done():
+        _log.info("stopping_at_once")
+        for child, _ in children:
+            child.signal_hurry()
+        await asyncio.wait([ended], timeout=_STOP_GRACE_SECONDS)
+    hurried.cancel()
+    ended.cancel()
+
+
+async def _all_over(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
