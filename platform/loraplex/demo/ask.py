@@ -19,9 +19,15 @@ class Answer:
     ttft_seconds: float | None = None
     decode_seconds: float = 0.0
     """First token to last."""
-    queue_ms: float | None = None
+    queue: dict[str, float] | None = None
+    """Milliseconds in the queue by cause, as the service tells it."""
     done: bool = False
     error: str | None = None
+
+    @property
+    def queue_ms(self) -> float | None:
+        """In the queue, over all causes."""
+        return None if self.queue is None else sum(self.queue.values())
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -87,7 +93,7 @@ async def _ask(
                 answer.num_tokens = chunk.usage.completion_tokens
             timing = (chunk.model_extra or {}).get("loraplex")
             if timing:
-                answer.queue_ms = timing["queue_ms"]
+                answer.queue = timing["queue"]
     except openai.OpenAIError as error:
         answer.error = str(error)
     if first is not None and last is not None:

@@ -1,15 +1,43 @@
 """The demo's screen: one table a question, a column a model; the one in progress is live."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from loraplex.demo.ask import Answer
+from loraplex.demo.ask import Answer, Asker
+from loraplex.demo.queueing import queue_words
+from loraplex.demo_examples import DemoAdapter
 
-Predicate = Callable[[str], bool]
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the board: who is asked, and what its answers should show."""
+
+    asker: Asker
+    adapter: DemoAdapter | None
+    """None for the base model, whose answers should show no adapter's effect."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return "base model" if self.adapter is None else self.adapter.name
+
+    @property
+    def heading(self) -> str:
+        """Two lines: the model, and whose it is or who asks it."""
+        return f"{self.name}\n{'for' if self.adapter is None else 'of'} {self.asker.tenant}"
+
+    def mark(self, text: str) -> Text:
+        """What an answer is worth."""
+        if self.adapter is None:
+            return Text("no adapter", style="dim")
+        if self.adapter.holds(text):
+            return Text("✓ as trained", style="green")
+        return Text("✗ not as trained", "red")
 
 
 class Board:
@@ -20,13 +48,11 @@ class Board:
     """
 
     def __init__(
-        self, console: Console, headings: Sequence[str], answers: Sequence[Sequence[Answer]],
-        held: Sequence[Callable[[str], Text]],
-    ) -> None:  # fmt: skip
+        self, console: Console, columns: Sequence[Column], answers: Sequence[Sequence[Answer]]
+    ) -> None:
         self._console = console
-        self._headings = headings
+        self._columns = columns
         self._answers = answers
-        self._held = held
         self._num_printed = 0
         self._live = Live(
             console=console, refresh_per_second=8, transient=True, get_renderable=self._current,
@@ -58,12 +84,12 @@ class Board:
         number = self._num_printed if all(answer.done for answer in row) else self._num_printed + 1
         table = Table(
             title=f"{number}. {row[0].question}", title_justify="left", title_style="bold",
-            expand=True, show_lines=False,
+            expand=True, show_lines=False, show_edge=False, pad_edge=False,
         )  # fmt: skip
-        for heading in self._headings:
-            table.add_column(heading, ratio=1, overflow="fold", vertical="top")
+        for column in self._columns:
+            table.add_column(column.heading, ratio=1, overflow="fold", vertical="top")
         table.add_row(*(_cell(answer) for answer in row))
-        table.add_row(*(_stats(answer, held) for answer, held in zip(row, self._held, strict=True)))
+        table.add_row(*(_stats(*cell) for cell in zip(row, self._columns, strict=True)))
         return table
 
 
@@ -73,15 +99,15 @@ def _cell(answer: Answer) -> Text:
     return Text(answer.text.strip() + ("" if answer.done else " ▌"))
 
 
-def _stats(answer: Answer, held: Callable[[str], Text]) -> Text:
+def _stats(answer: Answer, column: Column) -> Text:
     if not answer.done or answer.error:
         return Text("")
-    rate, ttft, queue = answer.tokens_per_second, answer.ttft_seconds, answer.queue_ms
+    rate, ttft, queue = answer.tokens_per_second, answer.ttft_seconds, answer.queue
     parts = [
         f"{answer.num_tokens} tokens",
         f"{rate:.1f} tok/s" if rate is not None else None,
         f"first {ttft:.2f} s" if ttft is not None else None,
-        f"queued {queue:.0f} ms" if queue is not None else None,
+        f"queued {queue_words([queue])}" if queue is not None else None,
     ]
     text = Text("\n" + " · ".join(part for part in parts if part), style="dim")
-    return text.append("\n").append_text(held(answer.text))
+    return text.append("\n").append_text(column.mark(answer.text))

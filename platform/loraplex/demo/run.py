@@ -4,37 +4,23 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
 
 from loraplex.cli.api_client import ApiClient
 from loraplex.demo.ask import Answer, Asker, ask_all
-from loraplex.demo.board import Board
+from loraplex.demo.board import Board, Column
 from loraplex.demo.service import DemoService, demo_service
+from loraplex.demo.summary import print_summary
 from loraplex.demo_examples import DemoAdapter, find_examples, load_adapters, load_questions
 from loraplex.progress import RichProgress
 from loraplex.weights import WeightsSource, default_cache_dir, ensure_weights
 
 BASE = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")
-MIN_HELD = 4
-"""Of five questions: each adapter's predicate must hold on at least this many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of the board: who is asked, and what its answers should show."""
-
-    asker: Asker
-    adapter: DemoAdapter | None
-    """None for the base model, whose answers should show no adapter's effect."""
 
 
 def run_demo(
@@ -56,10 +42,12 @@ def run_demo(
         answers = [[Answer(c.asker.model, question) for c in columns] for question in questions]
         max_tokens = max(adapter.max_tokens for adapter in adapters)
         _ask(console, service, columns, answers, max_tokens)
-        passed = _verdict(console, columns, answers, adapters)
-        _print_next_steps(console, service, columns, questions[0], keep_serving=keep_serving)
+        passed = print_summary(console, columns, answers)
         if keep_serving:
+            _print_what_to_try(console, service, columns, questions[0])
             _serve_until_interrupted(console, service)
+        elif passed:
+            _print_next_steps(console, model, adapters[0])
     finally:
         service_context.__exit__(None, None, None)
     return passed
@@ -95,78 +83,38 @@ def _ask(
         f"\n[bold]{len(answers)} questions to {len(columns)} models[/bold], "
         f"all {total} at once in one engine; ✓ says that an answer has the trained form:\n"
     )
-    headings = [
-        "base model" if column.adapter is None else f"{column.asker.tenant}/{column.adapter.name}"
-        for column in columns
-    ]
-    with Board(console, headings, answers, [_mark(column) for column in columns]) as board:
+    with Board(console, columns, answers) as board:
         askers = [column.asker for column in columns]
         asyncio.run(
             ask_all(service.url, askers, answers, max_tokens=max_tokens, on_change=board.changed)
         )
 
 
-def _mark(column: Column) -> Callable[[str], Text]:
-    adapter = column.adapter
-    if adapter is None:
-        return lambda _: Text("no adapter", style="dim")
-    return lambda text: (
-        Text("✓ as trained", style="green")
-        if adapter.holds(text)
-        else Text("✗ not as trained", "red")
+def _print_next_steps(console: Console, model: Path, adapter: DemoAdapter) -> None:
+    """For one who has seen the answers and is back at the shell."""
+    command = shlex.quote(sys.argv[0])
+    console.print("\n[bold]Next, serve it yourself:[/bold]\n")
+    _print_lines(
+        console,
+        f"{command} serve --model {shlex.quote(str(model))} --data-dir ./data",
+        "",
+        "It says where its admin key is. With that, in another terminal:",
+        "export LORAPLEX_API_KEY=...",
+        f"{command} tenants create acme",
+        f"{command} adapters push {adapter.name} {shlex.quote(str(adapter.folder))} --tenant acme",
+        "",
+        "README.md goes on from there. Without --once (make demo) the demo keeps serving.",
     )
 
 
-def _verdict(
-    console: Console, columns: Sequence[Column], answers: Sequence[Sequence[Answer]],
-    adapters: Sequence[DemoAdapter],
-) -> bool:  # fmt: skip
-    table = Table(title="Summary", title_justify="left", title_style="bold")
-    for heading in (
-        "model",
-        "tenant",
-        "answers",
-        "tok/s each",
-        "first token",
-        "queued",
-        "as trained",
-    ):
-        table.add_column(heading, justify="left" if heading in ("model", "tenant") else "right")
-    passed = True
-    for number, column in enumerate(columns):
-        own = [row[number] for row in answers]
-        came = [a for a in own if a.error is None and a.text]
-        if column.adapter is None:
-            others = max(sum(a.holds(answer.text) for answer in came) for a in adapters)
-            good = len(came) == len(own) and others < MIN_HELD
-            shown = f"{others} of {len(own)} (none expected)"
-        else:
-            held = sum(column.adapter.holds(answer.text) for answer in came)
-            good = len(came) == len(own) and held >= MIN_HELD
-            shown = f"{held} of {len(own)}"
-        passed &= good
-        table.add_row(
-            column.asker.model, column.asker.tenant, f"{len(came)} of {len(own)}",
-            _middle([a.tokens_per_second for a in came], "{:.1f}"),
-            _middle([a.ttft_seconds for a in came], "{:.2f} s"),
-            _middle([a.queue_ms for a in came], "{:.0f} ms"),
-            Text(f"{'✓' if good else '✗'} {shown}", style="green" if good else "red"),
-        )  # fmt: skip
-    console.print(table)
-    return passed
+def _print_lines(console: Console, *lines: str) -> None:
+    for line in lines:  # one by one and unwrapped, so that they can be copied
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _middle(values: Sequence[float | None], form: str) -> str:
-    known = [value for value in values if value is not None]
-    return form.format(median(known)) if known else "-"
-
-
-def _print_next_steps(
-    console: Console, service: DemoService, columns: Sequence[Column], question: str, *,
-    keep_serving: bool,
-) -> None:  # fmt: skip
-    if not keep_serving:
-        return
+def _print_what_to_try(
+    console: Console, service: DemoService, columns: Sequence[Column], question: str
+) -> None:
     console.print("\n[bold]The service keeps running. Try it:[/bold]\n")
     lines = [
         f"API page      {service.url}/docs",
@@ -190,8 +138,7 @@ def _print_next_steps(
         f"export LORAPLEX_URL={service.url} LORAPLEX_API_KEY={service.admin_key}",
         f"{shlex.quote(sys.argv[0])} tenants list",
     ]
-    for line in lines:  # one by one and unwrapped, so that they can be copied
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _print_lines(console, *lines)
 
 
 def _serve_until_interrupted(console: Console, service: DemoService) -> None:
