@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,6 +19,9 @@ from adapter_store.digest_locks import DigestLocks
 from adapter_store.errors import BlobCorrupt, BlobError, BlobMissing
 
 T = TypeVar("T")
+
+_NUM_READERS = 16
+_NUM_WRITERS = 4
 
 
 class BlobStore(Protocol):
@@ -79,35 +83,45 @@ class LocalBlobStore:
         self._scratch = root / "tmp"
         self._quarantine = root / "quarantine"
         self._locks = DigestLocks(root / "locks")
+        # Threads of its own: asyncio's are few and look names up, too. And of two kinds: fetches
+        # that hang on a disk hold up neither uploads nor deletions.
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="blob-reader")
+        self._writers = ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="blob-writer")
 
     async def put(self, digest: str, config: bytes, weights: Path) -> None:
         """See `BlobStore.put`."""
-        await self._run(digest, lambda folder: self._put(digest, config, weights, folder))
+        await self._run(
+            self._writers, digest, lambda folder: self._put(digest, config, weights, folder)
+        )
 
     async def fetch(self, digest: str, into: Path) -> None:
         """See `BlobStore.fetch`."""
-        await self._run(digest, lambda folder: self._fetch(digest, folder, into))
+        await self._run(self._readers, digest, lambda folder: self._fetch(digest, folder, into))
 
     async def delete(self, digest: str) -> None:
         """See `BlobStore.delete`."""
-        await self._run(digest, lambda folder: blob_folder.remove(folder, self._scratch))
+        await self._run(
+            self._writers, digest, lambda folder: blob_folder.remove(folder, self._scratch)
+        )
 
     async def list(self, older_than_seconds: float = 0.0) -> list[str]:
         """See `BlobStore.list`."""
         latest = time.time() - older_than_seconds
-        return await asyncio.to_thread(
-            lambda: sorted(f.name for f in self._folders() if _modified(f) <= latest)
+        return await self._on(
+            self._writers,
+            lambda: sorted(f.name for f in self._folders() if _modified(f) <= latest),
         )
 
     async def clear_leftovers(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         """See `BlobStore.clear_leftovers`."""
-        return await asyncio.to_thread(self._clear, time.time() - older_than_seconds, dry_run)
+        latest = time.time() - older_than_seconds
+        return await self._on(self._writers, lambda: self._clear(latest, dry_run))
 
     def hold(self, digest: str) -> AbstractAsyncContextManager[None]:
         """See `BlobStore.hold`."""
         return self._locks.hold(blob_folder.checked(digest))
 
-    async def _run(self, digest: str, work: Callable[[Path], T]) -> T:
+    async def _run(self, threads: ThreadPoolExecutor, digest: str, work: Callable[[Path], T]) -> T:
         folder = self._folder(digest)
 
         def reported() -> T:
@@ -115,7 +129,10 @@ class LocalBlobStore:
                 self._make_root()
                 return work(folder)
 
-        return await asyncio.to_thread(reported)
+        return await self._on(threads, reported)
+
+    async def _on(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _folder(self, digest: str) -> Path:
         return self._root / digest[:2] / blob_folder.checked(digest)

@@ -5,9 +5,7 @@ reads it waits for.
 """
 
 import json
-import os
 import signal
-import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +18,9 @@ import pytest
 
 from loraplex.cli.api_client import ApiClient
 from loraplex.demo.service import DemoService, demo_service
+from tests.support.pipes import Pipe
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +35,6 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "with-a-head": {"modules_to_save": ["lm_head"]},
     "of-high-rank": {"r": 16},
 }
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +67,6 @@ class Tenant:
                 name: http.get(f"/t/acme/v1/adapters/{name}/versions").json()["data"][0]["state"]
                 for name in ADAPTERS
             }
-
-
-@dataclass(frozen=True, slots=True)
-class Pipe:
-    """In the place of an adapter's config in the blob store."""
-
-    path: Path
-    content: bytes
-
-    @staticmethod
-    def in_place_of(config: Path) -> "Pipe":
-        content = config.read_bytes()
-        config.unlink()
-        os.mkfifo(config)
-        return Pipe(config, content)
-
-    def answer(self) -> None:
-        """Let whoever waits for it have it; fails if nobody does."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self.content)
 
 
 @dataclass(frozen=True, slots=True)
