@@ -154,6 +154,44 @@ async def test_every_stream_of_a_crowded_service_equals_peft(served: Served):
                 assert_exact(token_ids, reference.greedy(case.prompt, case.max_tokens))
 
 
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+async def test_prompts_around_block_boundaries_repeat_exactly_whatever_is_cached(served: Served):
+    draw = random.Random(15)
+    async with served.client() as client:
+        for length in (1, 15, 16, 17, 32, 33):
+            prompt = [draw.randrange(256) for _ in range(length)]
+            found: list[tuple[list[float], int]] = []
+            for _ in range(3):
+                reply = await client.completions.create(
+                    model="qv", prompt=prompt, max_tokens=20, temperature=0, logprobs=0,
+                    extra_body={"ignore_eos": True},
+                )  # fmt: skip
+                said, usage = reply.choices[0].logprobs, reply.usage
+                assert said is not None and usage is not None and usage.prompt_tokens_details
+                cached = usage.prompt_tokens_details.cached_tokens or 0
+                found.append((list(said.token_logprobs or []), cached))
+            # What is cached whole computes its last block again.
+            assert [cached for _, cached in found] == [0, *[(length - 1) // 16 * 16] * 2]
+            assert found[0][0] == found[1][0] == found[2][0]
+    assert engine_stats(served.service)["kv_blocks_used"] == 0
+
+
+@pytest.mark.parametrize("served", ["llama"], indirect=True)
+async def test_what_does_not_fit_into_the_pool_is_refused_or_ends_there(served: Served):
+    pool = 24 * 16
+    async with served.client() as client:
+        beside = asyncio.create_task(stream_ids(client, Case("all", [5] * 20, 60)))
+        with pytest.raises(openai.BadRequestError, match=f"context is {pool} tokens") as refused:
+            await client.completions.create(model="base", prompt=[7] * (pool + 16))
+        assert (refused.value.code, refused.value.status_code) == ("context_length_exceeded", 400)
+        reply = await client.completions.create(
+            model="base", prompt=[7] * (pool - 10), max_tokens=100, extra_body={"ignore_eos": True}
+        )
+        assert reply.choices[0].finish_reason == "length"
+        assert reply.usage is not None and reply.usage.total_tokens == pool
+        assert len(await beside) == 60
+
+
 async def stream_text(
     client: openai.AsyncOpenAI, case: Case, **options: object
 ) -> tuple[str, str | None]:

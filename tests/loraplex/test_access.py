@@ -146,6 +146,25 @@ async def test_an_unknown_and_a_foreign_tenant_are_the_same_404(tmp_path, regist
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "tenant_not_found")
 
 
+async def test_no_route_of_a_tenant_answers_to_anothers_key(tmp_path):
+    async with running_service(tmp_path) as service:
+        await service.upload("legal")
+        for method, path in routes(service):
+            is_admins = path.startswith("/admin/")
+            if method == "OPTIONS" or not (is_admins or path.startswith("/t/acme/")):
+                continue
+            for key in ("zen:tenant", "zen:inference"):
+                reply = await raw_reply(service, method, path, key)
+                allowed = {403, 405} if is_admins else {403, 404, 405}
+                assert status_of(reply) in allowed, (method, path, key, reply)
+                nobodys = path.replace("/acme", "/nobody")
+                other = await raw_reply(service, method, nobodys, key)
+                assert status_of(other) == status_of(reply), (method, path, key)
+        async with service.client("acme:tenant") as acme:
+            shown = (await acme.get("/v1/adapters/legal")).json()
+        assert (shown["aliases"], shown["versions"]) == ({"default": 1}, 1)
+
+
 async def test_a_revoked_key_and_an_expired_one_stop_at_once(tmp_path):
     async with running_service(tmp_path) as service, service.client("admin") as admin:
         created = (await admin.post("/admin/tenants/acme/keys", json={})).json()
