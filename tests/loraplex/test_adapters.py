@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import struct
 import zipfile
 from typing import Any
 
@@ -240,6 +241,9 @@ async def test_an_adapter_that_cannot_be_served_leaves_no_trace(tmp_path):
             ({"config": ("c", config), "weights": ("w", weights[:-4])}, 422),
             ({"config": ("c", config), "weights": ("w", b"\x80\x04pickle")}, 422),
             (form(rank=65), 422),
+            ({"config": ("c", config), "weights": ("w", struct.pack("<Q", 2) + b"{}")}, 422),
+            ({"config": ("c", config), "weights": ("w", struct.pack("<Q", 2**62) + b"{}")}, 422),
+            ({"config": ("c", config), "weights": ("w", weights[:-4] + b"\x00\x00\xc0\x7f")}, 422),
             ({"archive": ("a.zip", b"PK not a zip")}, 422),
             ({"archive": ("a.zip", zipped(adapter_model__bin=b"\x80\x04", x=b""))}, 422),
         ]:
@@ -249,6 +253,44 @@ async def test_an_adapter_that_cannot_be_served_leaves_no_trace(tmp_path):
         assert await service.blobs.list() == []
         assert (await client.get("/v1/adapters")).json() == {"data": []}
         assert leftovers(service) == []
+
+
+def hostile_archives() -> dict[str, bytes]:
+    config, weights = adapter_files()
+    files = {"adapter_config__json": config, "adapter_model__safetensors": weights}
+    bomb, many = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("adapter_config.json", config)
+        archive.writestr("adapter_model.safetensors", bytes(40_000_000))
+    with zipfile.ZipFile(many, "w") as archive:
+        for number in range(2000):
+            archive.writestr(f"f{number}", b"")
+    damaged = bytearray(zipped(**files))
+    damaged[damaged.rfind(b"PK\1\2") + 16] ^= 1  # the checksum of the weights
+    return {
+        "zip_bomb": bomb.getvalue(),
+        "too_many_members": many.getvalue(),
+        "unsafe_member": zipped(**files, **{"../evil": b"x"}),
+        "missing_member": zipped(inner__zip=bomb.getvalue()),
+        "invalid_archive": bytes(damaged),
+        "not_a_zip": zipped(**files)[:-30],
+        "not_safetensors": zipped(adapter_config__json=config, adapter_model__bin=b"\x80\x04"),
+    }
+
+
+async def test_a_hostile_archive_is_refused_and_leaves_no_trace(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        outside = {path for path in tmp_path.parent.rglob("*") if "registry.db" not in path.name}
+        for code, archive in hostile_archives().items():
+            reply = await client.post(
+                "/v1/adapters", data={"name": "legal"}, files={"archive": ("a.zip", archive)}
+            )
+            assert (reply.status_code, reply.json()["error"]["code"]) == (422, code), reply.text
+            assert leftovers(service) == []
+        assert await service.blobs.list() == []
+        assert (await client.get("/v1/adapters")).json() == {"data": []}
+        after = {path for path in tmp_path.parent.rglob("*") if "registry.db" not in path.name}
+        assert after == outside
 
 
 async def test_uploading_again_mends_a_damaged_file(tmp_path):
