@@ -86,8 +86,9 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def running(model_dir: Path, data_dir: Path) -> AsyncIterator[Bench]:
-    with demo_service(model_dir, "base", [*ENGINE, "--data-dir", str(data_dir)]) as service:
+async def running(model_dir: Path, data_dir: Path, *options: str) -> AsyncIterator[Bench]:
+    arguments = [*ENGINE, "--data-dir", str(data_dir), *options]
+    with demo_service(model_dir, "base", arguments) as service:
         headers = {"authorization": f"Bearer {service.admin_key}"}
         async with (
             httpx.AsyncClient(base_url=service.url, headers=headers, timeout=60) as admin,
@@ -189,3 +190,29 @@ async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
     async with running(model_dir, data_dir) as b:  # the whole service, started again
         check_residents(await b.stats(), digests)
         assert await b.text("pinned") == texts["pinned"]
+
+
+@pytest.mark.slow
+async def test_an_engine_that_stands_still_is_not_ready_before_it_is_killed_and_replaced(
+    model_dir: Path, tmp_path: Path
+):
+    async with running(model_dir, tmp_path / "data", "--hang-seconds", "5") as b:
+        (await b.admin.post("/admin/tenants", json={"name": "acme"})).raise_for_status()
+        calls = [asyncio.create_task(b.ending("base", stream=stream)) for stream in (True, False)]
+        async with asyncio.timeout(60):
+            while (await b.stats())["running"] < len(calls):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        engine = engine_of(b.service)
+        engine.suspend()
+        async with asyncio.timeout(60):
+            while True:
+                reply = await b.admin.get("/health/ready")
+                if reply.status_code != 200:
+                    break
+                await asyncio.sleep(0.01)
+        assert reply.json()["engine"] == "unavailable"
+        assert engine.status() == psutil.STATUS_STOPPED, "it was not ready only once it was killed"
+        assert {code for code, _ in await asyncio.gather(*calls)} == {"engine_unavailable"}
+        assert (await b.readiness())[-1] == "ok"
+        assert not engine.is_running()
+        assert (await b.complete("base")).status_code == 200
