@@ -42,11 +42,12 @@ class EngineCore:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         clock: Callable[[], float],
-        prepare_grammar: Callable[[str], None] | None = None,
+        prepare_grammar: Callable[[str, str], None] | None = None,
         launch: Callable[[ScheduledBatch], RunningStep] | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """`prepare_grammar` begins to compile; without it requests with a grammar are refused.
+        """`prepare_grammar` begins to compile a grammar for a tenant; without it requests with one
+        are refused.
 
         `launch` is the runner's, see `OverlappingRunner`: then a step is planned, and outputs are
         sent, while the one before runs. Without it steps run one after another, in `step`.
@@ -95,7 +96,7 @@ class EngineCore:
             )
         self._scheduler.add(client, request)
         if grammar is not None and self._prepare_grammar is not None:
-            self._prepare_grammar(grammar)
+            self._prepare_grammar(grammar, request.tenant)
         if request.adapter is not None and self._scheduler.needs_fetch(request.adapter):
             self._adapters.prefetch(request.adapter)
 

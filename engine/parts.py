@@ -55,7 +55,7 @@ class EngineParts:
         limits: AdapterLimits,
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
-        prepare_grammar: Callable[[str], None] | None = None,
+        prepare_grammar: Callable[[str, str], None] | None = None,
         telemetry: JournalConfig | None = None,
         launch: Callable[[ScheduledBatch], RunningStep] | None = None,
         close_runner: Callable[[], None] = lambda: None,

@@ -69,7 +69,7 @@ class Sequence:
             choices,
             self.token_ids,
             self.num_prompt_tokens,
-            None if grammar is None else GrammarCursor(grammar),
+            None if grammar is None else GrammarCursor(grammar, self.request.message.tenant),
         )
 
     @property

@@ -1,5 +1,6 @@
 """Tenants: created, listed, suspended, deleted with all they have."""
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -69,10 +70,12 @@ async def find(
     *,
     lock: Literal["keep", "change"] | None = None,
     deleted_too: bool = False,
+    created_at: datetime | None = None,
 ) -> Tenant:
     """The row, locked for the transaction if asked; raises `TenantNotFound`.
 
-    `keep` holds off a deletion and nothing else, `change` holds off everything.
+    `keep` holds off a deletion and nothing else, `change` holds off everything. With `created_at`
+    only the tenant that was created then: its name may be another's by now.
     """
     tenant = None
     if is_name(name):
@@ -81,6 +84,8 @@ async def find(
             is_kept = lock == "keep"
             query = query.with_for_update(read=is_kept, key_share=is_kept)
         tenant = await session.scalar(query)
+    if tenant is not None and created_at not in (None, tenant.created_at):
+        tenant = None
     if tenant is None or (tenant.deleted_at is not None and not deleted_too):
         raise TenantNotFound(f"there is no tenant {name[:64]!r}")
     return tenant

@@ -17,6 +17,8 @@ class GrammarCursor:
     """
 
     grammar: str
+    tenant: str = ""
+    """In whose turn it is compiled."""
     matcher: Any = None
     """llguidance's state; None until the grammar is compiled."""
     has_started_anew: bool = False

@@ -5,6 +5,7 @@ of regular-expression derivatives, so that a mask is computed when it is needed 
 cheap. It lets go of the interpreter's lock while it compiles.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from engine.grammar.compile_queue import CompileQueue
 from engine.grammar.cursor import GrammarCursor
 from engine.grammar.limits import parser_limits
 from engine.text.errors import TokenizerError
@@ -38,8 +40,12 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._words = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
+        self._lock = threading.Lock()
+        """Of the two below and the bytes, which the step loop and the compiling thread change."""
+        self._waiting: dict[str, Future[llguidance.LLMatcher]] = {}
         self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
         self._num_bytes = 0
+        self._queue: CompileQueue[Future[llguidance.LLMatcher]] = CompileQueue()
         self._thread = ThreadPoolExecutor(1, "grammar")
 
     @classmethod
@@ -62,9 +68,9 @@ class Grammars:
             return None
         return cls(tokenizer, vocab_size)
 
-    def prepare(self, grammar: str) -> None:
+    def prepare(self, grammar: str, tenant: str = "") -> None:
         """Begin to compile; called when a request arrives, long before its first draw."""
-        self._future(grammar)
+        self._future(grammar, tenant)
 
     def follow(self, cursor: GrammarCursor, output: Sequence[int]) -> bool:
         """Move `cursor` over `output`, all tokens so far, and set its mask.
@@ -83,12 +89,12 @@ class Grammars:
             if cursor.has_started_anew:
                 raise
             cursor.has_started_anew, cursor.matcher, cursor.num_followed = True, None, 0
-            self._future(cursor.grammar)
+            self._future(cursor.grammar, cursor.tenant)
             return False
 
     def _follow(self, cursor: GrammarCursor, output: Sequence[int]) -> bool:
         if cursor.matcher is None:
-            future = self._future(cursor.grammar)
+            future = self._future(cursor.grammar, cursor.tenant)
             if not future.done():
                 return False
             cursor.matcher = future.result().deep_copy()
@@ -100,21 +106,44 @@ class Grammars:
         cursor.mask = self._mask(matcher)
         return True
 
-    def _future(self, grammar: str) -> "Future[llguidance.LLMatcher]":
-        future = self._compiled.get(grammar)
-        if future is not None:
-            self._compiled.move_to_end(grammar)
-            return future
-        future = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
-        self._num_bytes += _cost(grammar)
-        while self._num_bytes > CACHE_BYTES and len(self._compiled) > 1:
-            evicted, _ = self._compiled.popitem(last=False)
-            self._num_bytes -= _cost(evicted)
+    def _future(self, grammar: str, tenant: str = "") -> "Future[llguidance.LLMatcher]":
+        with self._lock:
+            future = self._compiled.get(grammar)
+            if future is not None:
+                self._compiled.move_to_end(grammar)
+                return future
+            future = self._waiting.setdefault(grammar, Future())
+        # One that waits for another tenant's turn may have this one's, if that comes earlier.
+        if self._queue.put(tenant, grammar, future):
+            self._thread.submit(self._compile_next)
         return future
 
+    def _compile_next(self) -> None:
+        grammar, future = self._queue.take()
+        if future.done():  # another tenant's turn came first
+            return
+        matcher: llguidance.LLMatcher | None = None
+        failure: BaseException | None = None
+        try:
+            matcher = self._compile(grammar)
+        except BaseException as error:
+            failure = error
+        with self._lock:
+            if matcher is not None:
+                future.set_result(matcher)
+            else:
+                future.set_exception(failure)
+            del self._waiting[grammar]
+            self._compiled[grammar] = future
+            self._num_bytes += _cost(grammar)
+            while self._num_bytes > CACHE_BYTES and len(self._compiled) > 1:
+                evicted, _ = self._compiled.popitem(last=False)
+                self._num_bytes -= _cost(evicted)
+
     def _drop(self, grammar: str) -> None:
-        if self._compiled.pop(grammar, None) is not None:
-            self._num_bytes -= _cost(grammar)
+        with self._lock:
+            if self._compiled.pop(grammar, None) is not None:
+                self._num_bytes -= _cost(grammar)
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(

@@ -11,8 +11,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
+from engine.tenant_turns import TenantTurns
 from engine.text.errors import ChatTemplateError
 from engine.text.template_worker import LENGTH_BYTES
 
@@ -27,8 +27,7 @@ class TemplateRenderer:
 
     def __init__(self, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
-        self._places = asyncio.Semaphore(NUM_WORKERS)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = TenantTurns(NUM_WORKERS)
         self._idle: list[Process] = []
         self._dying: set[asyncio.Task[int]] = set()
 
@@ -63,10 +62,7 @@ class TemplateRenderer:
         return str(reply["text"])
 
     async def _ask(self, tenant: str, job: Mapping[str, Any]) -> dict[str, Any]:
-        turn = self._turns.get(tenant)
-        if turn is None:
-            turn = self._turns[tenant] = asyncio.Lock()
-        async with turn, self._places:
+        async with self._turns.of(tenant):
             worker = self._idle.pop() if self._idle else await self._start()
             try:
                 async with asyncio.timeout(_WALL_SECONDS):

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import anyio
 from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -17,6 +16,7 @@ from litestar.types import ControllerRouterHandler
 
 from adapter_store.registry.registrations import Registrations
 from adapter_store.registry.transactions import utc_now
+from engine.tenant_turns import TenantTurns
 from engine.text.template_renderer import TemplateRenderer
 from loraplex.adapters.alias_controller import AliasController
 from loraplex.adapters.controller import AdapterController
@@ -69,6 +69,8 @@ OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
 
 MAX_INSPECTIONS = 2
 """Uploads that one process inspects at a time; the others wait on disk."""
+MAX_EXPORTS = 2
+"""Exports that one process makes ready at a time."""
 
 _V1: Sequence[ControllerRouterHandler] = (
     ChatController,
@@ -163,7 +165,8 @@ async def _running_services(
             templates=templates,
             sessions=sessions,
             live=live,
-            inspections=anyio.CapacityLimiter(MAX_INSPECTIONS),
+            inspections=TenantTurns(MAX_INSPECTIONS),
+            exports=TenantTurns(MAX_EXPORTS),
             started_at=int(time.time()),
         )
         app.state.process_metrics = ProcessMetrics()

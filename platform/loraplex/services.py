@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import anyio
-
 from adapter_store.base_model import BaseModel
 from adapter_store.blobs import BlobStore
 from adapter_store.cache.shared import OneProcess, SharedCache
@@ -12,6 +10,7 @@ from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
+from engine.tenant_turns import TenantTurns
 from engine.text.template_renderer import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 from loraplex.adapters.registrar import Registrar
@@ -64,8 +63,10 @@ class Services:
     """Of the dashboard."""
     live: LiveSource
     """What the dashboard's pages show of this moment."""
-    inspections: anyio.CapacityLimiter
-    """How many uploads are inspected at once: each keeps a core busy."""
+    inspections: TenantTurns
+    """In which uploads are inspected: each keeps a core busy."""
+    exports: TenantTurns
+    """In which exports are copied and verified: each takes an adapter's bytes on the disk."""
     started_at: int
     """Unix time."""
 

@@ -155,6 +155,26 @@ def test_a_row_waits_for_its_grammar_and_the_others_do_not(family):
     assert second[0].tokens and second[1] == first[1]
 
 
+def test_tenants_take_turns_where_many_grammars_wait(family):
+    grammars, _, _ = family
+    texts = [grammar_of({"const": f"text {i}"}) for i in range(6)]
+    shared, wanted = texts[4:]
+    order: list[str] = []
+    compile_one = grammars._compile
+    grammars._compile = lambda text: (order.append(text), compile_one(text))[1]
+    gate = threading.Event()
+    grammars._thread.submit(gate.wait, 10)
+    for text in (*texts[:4], shared):
+        grammars.prepare(text, "hog")
+    cursor = GrammarCursor(wanted, "acme")
+    assert not grammars.follow(cursor, []) and not grammars.follow(cursor, [])
+    grammars.prepare(shared, "acme")
+    gate.set()
+    ready(grammars, *texts)
+    assert order == [texts[0], wanted, texts[1], shared, texts[2], texts[3]]
+    assert grammars.follow(cursor, [])
+
+
 def test_a_grammar_that_cannot_be_compiled_fails_its_own_row_only(family):
     grammars, _, eos = family
     broken = grammar_of({"type": "object", "not": {}})

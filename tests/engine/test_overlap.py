@@ -239,7 +239,7 @@ def test_rows_that_are_drawn_by_their_history_force_synchronous_steps(
     overlap: Overlap, fields: dict[str, Any]
 ):
     engine = engine_of(overlap)
-    engine.core._prepare_grammar = lambda grammar: None  # pyright: ignore[reportPrivateUsage]
+    engine.core._prepare_grammar = lambda *_: None  # pyright: ignore[reportPrivateUsage]
     engine.add(request(1, [1], max_tokens=12))
     plain = request(2, [2], max_tokens=6)
     sampling = msgspec.structs.replace(plain.sampling, **fields)

@@ -116,7 +116,7 @@ def test_a_long_chain_takes_no_longer_than_its_length():
 async def test_an_endless_schema_is_refused_with_its_field(name):
     schema, steps = ENDLESS[name]
     with pytest.raises(ApiError) as refused:
-        await GrammarChecks().check(json_schema_grammar(schema), {"schema": schema})
+        await GrammarChecks().check("acme", json_schema_grammar(schema), {"schema": schema})
     assert (refused.value.status, refused.value.code) == (400, "endless_schema")
     path = "schema" + "".join(f"[{s}]" if s.isdigit() else f".{s}" for s in steps)
     assert refused.value.param == path and path in refused.value.message

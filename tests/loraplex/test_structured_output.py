@@ -140,23 +140,45 @@ async def test_a_schema_that_takes_too_long_is_refused_and_holds_up_nobody(monke
     monkeypatch.setattr(anyio.to_thread, "run_sync", slow)
     checks = GrammarChecks(seconds=0.05)
     with pytest.raises(ApiError) as refused:
-        await checks.check("grammar", {"response_format": {}})
+        await checks.check("acme", "grammar", {"response_format": {}})
     assert started.is_set()
     assert (refused.value.status, refused.value.code) == (400, "schema_too_complex")
     over.set()
-    await checks.check("grammar", {"response_format": {}})
+    await checks.check("acme", "grammar", {"response_format": {}})
+
+
+async def test_a_tenants_slow_schemas_hold_up_no_other_tenants(monkeypatch):
+    release = asyncio.Event()
+    begun: list[str] = []
+
+    async def slow(_: object, grammar: str, *args: object, **options: object) -> None:
+        begun.append(grammar)
+        if grammar.startswith("slow"):
+            await release.wait()
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", slow)
+    checks = GrammarChecks(seconds=60)
+    async with asyncio.TaskGroup() as group:
+        for number in range(20):
+            group.create_task(checks.check("hog", f"slow {number}", {"x": {}}))
+        group.create_task(checks.check("hog", "slow 0", {"x": {}}))
+        await asyncio.sleep(0)
+        await checks.check("acme", "quick", {"x": {}})
+        assert begun == ["slow 0", "quick"]
+        release.set()
+    assert begun == ["slow 0", "quick", *(f"slow {number}" for number in range(1, 20))]
 
 
 async def test_a_checked_schema_is_not_checked_again(monkeypatch):
     checks = GrammarChecks()
     grammar = json_schema_grammar(TICKET)
-    await checks.check(grammar, {"x": TICKET})
+    await checks.check("acme", grammar, {"x": TICKET})
 
     async def never(*args: object, **options: object) -> str:
         raise AssertionError
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", never)
-    await checks.check(grammar, {"x": TICKET})
+    await checks.check("zen", grammar, {"x": TICKET})
 
 
 def test_schemas_are_bounded_in_bytes_and_depth():

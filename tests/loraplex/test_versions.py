@@ -59,6 +59,18 @@ async def test_a_canary_gets_its_users_and_keeps_them_while_its_share_grows(tmp_
         assert {await ask(service, user=user) for user in few} == {"legal@2"}
 
 
+async def test_with_its_last_version_the_engine_forgets_the_adapter_and_no_earlier(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        for seed in range(2):
+            await service.upload("legal", seed=seed)
+        url = "/v1/adapters/legal"
+        assert (await client.delete(f"{url}/versions/1")).status_code == 204
+        assert service.engine.forgotten == []
+        assert (await client.delete(f"{url}/aliases/default")).status_code == 204
+        assert (await client.delete(f"{url}/versions/2")).status_code == 204
+        assert service.engine.forgotten == [("acme", "legal")]
+
+
 async def test_a_bad_canary_is_refused_by_its_field(tmp_path):
     async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
         await service.upload("legal")

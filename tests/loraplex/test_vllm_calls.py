@@ -68,6 +68,7 @@ async def test_an_adapter_under_a_root_is_loaded_served_and_unloaded_for_its_ten
             service, "/v1/unload_lora_adapter", {"lora_name": "legal"}, "acme:tenant"
         )
         assert (status, text) == (200, "Success: LoRA adapter 'legal' removed successfully.")
+        assert service.engine.forgotten == [("acme", "legal")]
         assert (await call(service, "/v1/completions", ask))[0] == 404
 
 

@@ -123,7 +123,7 @@ def scripted_parts(
     config: SchedulerConfig | None = None,
     load: Callable[[str, Path], FakeWeights] = load_fake_adapter,
     model: str = "scripted",
-    prepare_grammar: Callable[[str], None] | None = None,
+    prepare_grammar: Callable[[str, str], None] | None = None,
 ) -> EngineParts:
     config = config or SchedulerConfig(num_kv_blocks=512, max_num_seqs=16)
     info = EngineInfo(

@@ -15,8 +15,8 @@ from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.publishing import (
     check_serves_adapters,
+    delete_adapter,
     publish,
-    remove_unused,
     upload_folder,
 )
 from loraplex.adapters.registrations import (
@@ -29,8 +29,7 @@ from loraplex.adapters.servable import state_of
 from loraplex.adapters.serving import read_serving
 from loraplex.adapters.upload import receive_upload
 from loraplex.adapters.version_controller import Abort
-from loraplex.auth import Caller, requires_tenant_scope
-from loraplex.ending_calls import end_calls_of_adapter
+from loraplex.auth import Caller, authenticate_again, requires_tenant_scope
 from loraplex.idempotency import IDEMPOTENCY_HEADERS, REPLAYED, idempotency_key
 from loraplex.json_body import read_struct
 from loraplex.openapi import OpenAIError, errors, json_body, multipart_body, operation
@@ -111,10 +110,11 @@ class AdapterController(Controller):
                 settings.uploads,
                 lambda name: check_adapter_name(name, services.base_names),
             )
+            await authenticate_again(request)
             serving = await read_serving(services, tenant.name, upload)
             registered = await publish(
                 services,
-                tenant.name,
+                tenant,
                 upload,
                 folder,
                 serving=serving,
@@ -165,14 +165,9 @@ class AdapterController(Controller):
         abort: Abort = False,
     ) -> None:
         """Delete an adapter with all its versions; requests under way finish on theirs."""
-        unused = await services.backends.registry.delete_adapter(
-            tenant.name, name, actor=request.user.actor
+        await delete_adapter(
+            services, tenant.name, name, actor=request.user.actor, ends_calls=abort
         )
-        if abort:
-            end_calls_of_adapter(services.backends.engine, tenant.name, name)
-        services.backends.engine.forget(tenant.name, name)
-        await services.residency.refresh()
-        await remove_unused(services, unused)
 
     @get(
         "/{name:str}/versions",

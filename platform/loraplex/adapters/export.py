@@ -16,9 +16,10 @@ from loraplex.adapters.publishing import upload_folder
 from loraplex.services import Services
 
 
-async def export_version(services: Services, info: VersionInfo) -> Stream:
+async def export_version(services: Services, tenant: str, info: VersionInfo) -> Stream:
     """Return the zip as a streamed reply; raises `BlobError` before it begins."""
-    async with upload_folder(Path(services.settings.storage.uploads_dir)) as folder:
+    root = Path(services.settings.storage.uploads_dir)
+    async with services.exports.of(tenant), upload_folder(root) as folder:
         files = folder / "adapter"
         await services.backends.blobs.fetch(info.digest, files)
         config, weights, size = await anyio.to_thread.run_sync(partial(_open, files))

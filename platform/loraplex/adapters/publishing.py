@@ -12,9 +12,15 @@ import anyio.to_thread
 
 from adapter_store.archive import extract_adapter
 from adapter_store.peft_format import InspectedAdapter, inspect_adapter
-from adapter_store.registry.records import AS_THE_BASE, RegisteredVersion, ServingDefaults
+from adapter_store.registry.records import (
+    AS_THE_BASE,
+    RegisteredVersion,
+    ServingDefaults,
+    TenantInfo,
+)
 from engine.errors import EngineUnavailable
 from loraplex.adapters.upload import Upload
+from loraplex.ending_calls import end_calls_of_adapter
 from loraplex.errors import ApiError
 from loraplex.services import Services
 
@@ -42,7 +48,7 @@ async def upload_folder(root: Path) -> AsyncGenerator[Path]:
 
 async def publish(
     services: Services,
-    tenant: str,
+    tenant: TenantInfo,
     upload: Upload,
     folder: Path,
     *,
@@ -53,33 +59,35 @@ async def publish(
 ) -> RegisteredVersion:
     """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
 
+    For the tenant that began it: one that got its name meanwhile does not get its adapter.
     The files are stored before the row that names them; if there is no row then, they go again.
     """
-    config, weights = await _files(services, upload, folder)
     backends = services.backends
-    inspected: InspectedAdapter = await anyio.to_thread.run_sync(
-        partial(
-            inspect_adapter,
-            config,
-            weights,
-            backends.base_model,
-            max_rank=max_rank,
-            max_full_values=backends.engine.info.max_full_values,
-        ),
-        limiter=services.inspections,
-    )
+    async with services.inspections.of(tenant.name):
+        config, weights = await _files(services, upload, folder)
+        inspected: InspectedAdapter = await anyio.to_thread.run_sync(
+            partial(
+                inspect_adapter,
+                config,
+                weights,
+                backends.base_model,
+                max_rank=max_rank,
+                max_full_values=backends.engine.info.max_full_values,
+            )
+        )
     digest = inspected.digest
     async with backends.blobs.hold(digest):
         await backends.blobs.put(digest, config, weights)
         try:
             registered = await backends.registry.register_version(
-                tenant,
+                tenant.name,
                 upload.name,
                 inspected,
                 backends.base_model.fingerprint,
                 publish=upload.publish,
                 serving=serving,
                 idempotency_key=idempotency_key,
+                tenant_created_at=tenant.created_at,
                 actor=actor,
             )
         except Exception:
@@ -94,6 +102,23 @@ async def publish(
 async def _delete_unless_live(services: Services, digest: str) -> None:
     if not await services.backends.registry.is_live(digest):
         await services.backends.blobs.delete(digest)
+
+
+async def delete_adapter(
+    services: Services, tenant: str, name: str, *, actor: str, ends_calls: bool = False
+) -> None:
+    """Delete an adapter everywhere; requests under way finish on it unless they are ended too."""
+    unused = await services.backends.registry.delete_adapter(tenant, name, actor=actor)
+    if ends_calls:
+        end_calls_of_adapter(services.backends.engine, tenant, name)
+    await adapter_is_gone(services, tenant, name, unused)
+
+
+async def adapter_is_gone(services: Services, tenant: str, name: str, unused: list[str]) -> None:
+    """Tell all others of an adapter that the registry has no more."""
+    services.backends.engine.forget(tenant, name)
+    await services.residency.refresh()
+    await remove_unused(services, unused)
 
 
 async def remove_unused(services: Services, digests: list[str]) -> None:
@@ -120,6 +145,6 @@ async def _files(services: Services, upload: Upload, folder: Path) -> tuple[byte
         folder,
         max_bytes=services.settings.uploads.max_upload_bytes,
     )
-    extracted = await anyio.to_thread.run_sync(extract, limiter=services.inspections)
+    extracted = await anyio.to_thread.run_sync(extract)
     await anyio.to_thread.run_sync(upload.archive.unlink)
     return await anyio.to_thread.run_sync(extracted.config.read_bytes), extracted.weights

@@ -125,7 +125,7 @@ async def begin_registration(
         _as_json(wanted.defaults),
     )  # fmt: skip
     order = Order(
-        tenant=tenant.name,
+        tenant=tenant,
         name=wanted.name,
         reference=reference,
         publish=wanted.publish,

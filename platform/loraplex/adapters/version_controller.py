@@ -8,10 +8,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
+from adapter_store.errors import AdapterNotFound
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.export import export_version
-from loraplex.adapters.publishing import remove_unused
+from loraplex.adapters.publishing import adapter_is_gone, remove_unused
 from loraplex.adapters.servable import state_of
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.ending_calls import end_calls_of_adapter
@@ -59,7 +60,7 @@ class VersionController(Controller):
         """Download a version: a zip of its two files, as they came, and a manifest."""
         registry = services.backends.registry
         return await export_version(
-            services, await registry.get_version(tenant.name, name, version)
+            services, tenant.name, await registry.get_version(tenant.name, name, version)
         )
 
     @delete(
@@ -81,4 +82,15 @@ class VersionController(Controller):
         )
         if abort:
             end_calls_of_adapter(services.backends.engine, tenant.name, name, version)
-        await remove_unused(services, unused)
+        if await _is_gone(services, tenant, name):  # it was the last one
+            await adapter_is_gone(services, tenant.name, name, unused)
+        else:
+            await remove_unused(services, unused)
+
+
+async def _is_gone(services: Services, tenant: TenantInfo, name: str) -> bool:
+    try:
+        await services.backends.registry.get_adapter(tenant.name, name)
+    except AdapterNotFound:
+        return True
+    return False

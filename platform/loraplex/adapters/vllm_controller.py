@@ -13,7 +13,7 @@ from adapter_store.model_ref import check_adapter_name
 from adapter_store.references.reference import parse_reference
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters.by_reference import Order, fetch_and_publish
-from loraplex.adapters.publishing import check_serves_adapters, remove_unused
+from loraplex.adapters.publishing import check_serves_adapters, delete_adapter
 from loraplex.adapters.registrar import Progress
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.errors import ApiError, InvalidRequest
@@ -79,7 +79,7 @@ class VllmAdapterController(Controller):
                 param="lora_name",
             )
         wanted = Order(
-            tenant=tenant.name,
+            tenant=tenant,
             name=name,
             reference=reference,
             publish=True,
@@ -105,11 +105,7 @@ class VllmAdapterController(Controller):
     ) -> str:
         """Delete an adapter with all its versions; requests under way finish on theirs."""
         order = await read_struct(request, UnloadOrder, services.settings.requests)
-        unused = await services.backends.registry.delete_adapter(
-            tenant.name, order.lora_name, actor=request.user.actor
-        )
-        await services.residency.refresh()
-        await remove_unused(services, unused)
+        await delete_adapter(services, tenant.name, order.lora_name, actor=request.user.actor)
         return f"Success: LoRA adapter '{order.lora_name}' removed successfully."
 
 

@@ -56,7 +56,7 @@ class ChatController(Controller):
             chat = with_defaults(chat, target, tokenizer)
             template = template_of(services, tenant.name, target)
             tools = offered_tools(chat, template or tokenizer)
-            grammar = await chat_grammar(chat, tools, services.grammars, limits)
+            grammar = await chat_grammar(tenant.name, chat, tools, services.grammars, limits)
             prompt = await chat_prompt(tokenizer, chat, info, limits, tools, template)
             is_newer = chat.max_completion_tokens is not None
             sampling = sampling_params(

@@ -55,7 +55,7 @@ class CompletionsController(Controller):
             completion = with_defaults(completion, target, tokenizer)
             prompts = await completion_prompts(tokenizer, completion, info, limits)
             check_against_engine(completion, info, len(prompts), limits.max_choices)
-            grammar = await reply_grammar(completion, services.grammars, limits)
+            grammar = await reply_grammar(tenant.name, completion, services.grammars, limits)
             sampling = [
                 sampling_params(
                     completion,

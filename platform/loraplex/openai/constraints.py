@@ -34,11 +34,15 @@ def offered_tools(chat: ChatRequest, tokenizer: Tokenizer | VersionTemplate) -> 
 
 
 async def chat_grammar(
-    chat: ChatRequest, tools: Sequence[Tool], checks: GrammarChecks, limits: RequestLimits
+    tenant: str,
+    chat: ChatRequest,
+    tools: Sequence[Tool],
+    checks: GrammarChecks,
+    limits: RequestLimits,
 ) -> str | None:
     """Return what a chat's replies are held to; raises `InvalidRequest`. None for free text."""
     if not tools:
-        return await reply_grammar(chat, checks, limits)
+        return await reply_grammar(tenant, chat, checks, limits)
     if isinstance(chat.response_format, JsonObjectFormat | JsonSchemaFormat):
         raise InvalidRequest(
             "response_format",
@@ -49,16 +53,16 @@ async def chat_grammar(
         return None
     parallel = chat.parallel_tool_calls is not False
     grammar, schemas = calls_grammar(tools, chat.tool_choice, parallel=parallel)
-    await checks.check(grammar, schemas)
+    await checks.check(tenant, grammar, schemas)
     return grammar
 
 
 async def reply_grammar(
-    fields: GenerationFields, checks: GrammarChecks, limits: RequestLimits
+    tenant: str, fields: GenerationFields, checks: GrammarChecks, limits: RequestLimits
 ) -> str | None:
     """Return what `response_format` holds replies to; raises `InvalidRequest`."""
     found = response_grammar(fields.response_format, limits)
     if found is None:
         return None
-    await checks.check(*found)
+    await checks.check(tenant, *found)
     return found[0]

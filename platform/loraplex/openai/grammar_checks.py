@@ -10,6 +10,7 @@ import anyio.to_thread
 import llguidance
 
 from engine.grammar.limits import parser_limits
+from engine.tenant_turns import TenantTurns
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.openai.schema_grammar import schema_error
 from loraplex.openai.schema_recursion import endless_part
@@ -20,27 +21,29 @@ MAX_KNOWN = 4096
 
 
 class GrammarChecks:
-    """Compiles on a thread, which lets go of the interpreter's lock; few at a time."""
+    """Compiles on a thread, which lets go of the interpreter's lock; few at a time, and one of each
+    tenant, so that its slow schemas hold up no other's."""
 
     def __init__(self, seconds: float = CHECK_SECONDS) -> None:
         self._seconds = seconds
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._limiter = anyio.CapacityLimiter(2)
+        self._turns = TenantTurns(2)
         self._bytes = llguidance.LLTokenizer("byte")
         """Stands for the engine's: what no token could begin, no byte could."""
 
-    async def check(self, grammar: str, schemas: Mapping[str, Any]) -> None:
+    async def check(self, tenant: str, grammar: str, schemas: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless it compiles in time; `schemas` by the field they came in.
 
         Waiting for others counts not. llguidance's own limits end the work soon after, if its time
         was up.
         """
         digest = sha256(grammar.encode()).digest()
-        if digest in self._known:
-            self._known.move_to_end(digest)
+        if self._is_known(digest):
             return
         is_checked = False
-        async with self._limiter:
+        async with self._turns.of(tenant):
+            if self._is_known(digest):  # by the one before
+                return
             with anyio.move_on_after(self._seconds):
                 await anyio.to_thread.run_sync(
                     _check, grammar, schemas, self._bytes, abandon_on_cancel=True
@@ -56,6 +59,12 @@ class GrammarChecks:
         self._known[digest] = None
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
+
+    def _is_known(self, digest: bytes) -> bool:
+        if digest not in self._known:
+            return False
+        self._known.move_to_end(digest)
+        return True
 
 
 def _check(grammar: str, schemas: Mapping[str, Any], tokenizer: llguidance.LLTokenizer) -> None:

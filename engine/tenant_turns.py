@@ -1,0 +1,23 @@
+"""Few places for work, of which a tenant has one: its slow work holds up no other's."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+
+class TenantTurns:
+    """For one event loop. Who waits is served in the order of arrival, of each tenant one."""
+
+    def __init__(self, num_places: int) -> None:
+        self._places = asyncio.Semaphore(num_places)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, tenant: str) -> AsyncGenerator[None]:
+        """Wait for the tenant's turn, and have a place."""
+        turn = self._turns.get(tenant)
+        if turn is None:
+            turn = self._turns[tenant] = asyncio.Lock()
+        async with turn, self._places:
+            yield
