@@ -79,7 +79,7 @@ def inspect_adapter(
         modules=group_modules((b.module, b.rank, b.scaling) for b in bound.bindings),
         scalings=sorted({binding.scaling for binding in bound.bindings}),
         dtypes=sorted({info.dtype for info in header.tensors.values()}),
-        nesting=str(bound.nesting),
+        nesting=shown(str(bound.nesting), quote=False),
         no_op=no_op,
         base_match=_base_match(peft_config, base),
         ignored=_ignored([*bound.base_copies, *untrained.values()]),

@@ -7,6 +7,7 @@ answer without a key. Guards then look at scopes, never at the database.
 import hashlib
 import hmac
 from dataclasses import dataclass
+from typing import Any
 
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
@@ -80,6 +81,16 @@ class AuthMiddleware(AbstractAuthenticationMiddleware):
         authenticator: Authenticator = connection.app.state.services.authenticator
         caller = await authenticator.authenticate(connection.headers.get("authorization"))
         return AuthenticationResult(user=caller, auth=None)
+
+
+async def authenticate_again(request: ASGIConnection[Any, Any, Any, Any]) -> None:
+    """Raise as `AuthMiddleware` does if a call has lost its right while its body came.
+
+    A body may take its time; a revoked key, and a suspended tenant's, shall not be good till then.
+    """
+    if request.scope.get("user") is not None:
+        services = request.app.state.services
+        await services.authenticator.authenticate(request.headers.get("authorization"))
 
 
 Connection = ASGIConnection[BaseRouteHandler, Caller, None, State]

@@ -12,12 +12,15 @@ import numpy as np
 from litestar.connection import Request
 
 from adapter_store.json_words import in_json_words
+from loraplex.auth import authenticate_again
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.settings import RequestLimits
 
 T = TypeVar("T")
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""One that never ends is taken to the end of the body: looked for again at each of its quotes, it
+would hold up the event loop for hours."""
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -34,18 +37,24 @@ async def read_struct(request: Request[Any, Any, Any], type_: type[T], limits: R
 
 
 async def read_body(request: Request[Any, Any, Any], limits: RequestLimits) -> bytes:
-    """Read the body; raises 408 when it does not come in time. The app caps its size (413)."""
+    """Read the body; raises 408 when it does not come in time, 401 or 403 if the call has lost its
+    right meanwhile. The app caps its size (413)."""
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await request.body()
+            body = await request.body()
     except TimeoutError:
         raise _too_slow(limits) from None
+    await authenticate_again(request)
+    return body
 
 
 async def read_capped(
     request: Request[Any, Any, Any], limits: RequestLimits, max_bytes: int
 ) -> bytes:
-    """Read a body of at most `max_bytes` on a route that has no cap of its own (413, 408)."""
+    """As `read_body`, JSON of at most `max_bytes`, on a route that has no cap of its own (413).
+
+    Raises `InvalidRequest` for what is nested too deeply.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -57,6 +66,8 @@ async def read_capped(
                     )
     except TimeoutError:
         raise _too_slow(limits) from None
+    await authenticate_again(request)
+    _check_depth(bytes(body), limits.max_json_depth)
     return bytes(body)
 
 
@@ -96,12 +107,17 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(path, f"`{path}`: {message[:1].lower()}{message[1:]}")
 
 
-def _check_depth(body: bytes, max_depth: int) -> None:
+def is_too_deep(body: bytes, max_depth: int) -> bool:
+    """Whether a JSON text is nested more deeply than that; of what is no JSON, a guess."""
     if body.count(b"[") + body.count(b"{") <= max_depth:
-        return
+        return False
     # Vectorised: a body of nothing but brackets must not hold up the event loop.
     steps = _STEPS[np.frombuffer(_STRING.sub(b"", body), np.uint8)]
-    if steps.size and int(steps.cumsum(dtype=np.int32).max()) > max_depth:
+    return bool(steps.size) and int(steps.cumsum(dtype=np.int32).max()) > max_depth
+
+
+def _check_depth(body: bytes, max_depth: int) -> None:
+    if is_too_deep(body, max_depth):
         raise _too_deep(max_depth)
 
 

@@ -260,7 +260,7 @@ NO_OBJECTS = [
     (b"[" * 100_000, "json_too_deep"),
     (b'{"a":' * 100_000, "json_too_deep"),
     (b"[" * 33 + b'"' + b'\\"' * 2_000_000, "json_too_deep"),
-    (b"[],{}," * 33 + b'"' + b'\\"' * 2_000_000, "invalid_json"),
+    (b'{"a":[' + b"[],{}," * 33 + b'"' + b'\\"' * 2_000_000, "invalid_json"),
     (b'{"model":"base","metadata":' + b"[" * 33 + b"]" * 33 + b"}", "json_too_deep"),
 ]  # fmt: skip
 

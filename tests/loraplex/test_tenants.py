@@ -1,10 +1,12 @@
 """Tenants and keys, for an admin."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from loraplex.auth import Authenticator, Caller
 from tests.support.service import running_service
 
 pytestmark = pytest.mark.anyio
@@ -174,3 +176,41 @@ async def test_the_audit_names_who_did_what_in_pages(tmp_path, registry_url: str
             assert (await admin.get(f"/admin/audit?{query}")).status_code == 400, query
         async with service.client("acme:tenant") as client:
             assert (await client.get("/admin/audit")).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("take_away", "status", "code"),
+    [("suspend", 403, "tenant_suspended"), ("revoke", 401, "invalid_api_key"),
+     ("delete", 401, "invalid_api_key")],
+)  # fmt: skip
+async def test_a_body_that_takes_its_time_does_not_outlive_its_key(
+    tmp_path, monkeypatch, take_away: str, status: int, code: str
+):
+    known = asyncio.Event()
+    authenticate = Authenticator.authenticate
+
+    async def noted(self: Authenticator, authorization: str | None) -> Caller:
+        caller = await authenticate(self, authorization)
+        known.set()
+        return caller
+
+    monkeypatch.setattr(Authenticator, "authenticate", noted)
+    async with running_service(tmp_path) as service, service.client() as client:
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b'{"model": "base", '
+            await known.wait()
+            match take_away:
+                case "suspend":
+                    await service.registry.suspend_tenant("acme")
+                case "revoke":
+                    for key in await service.registry.list_keys("acme"):
+                        await service.registry.revoke_key(key.key_id)
+                case _:
+                    await service.registry.delete_tenant("acme", with_usage=True)
+                    await service.registry.create_tenant("acme")
+            yield b'"prompt": "x"}'
+
+        reply = await client.post("/v1/completions", content=slow())
+        assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+        assert service.engine.requests == {}

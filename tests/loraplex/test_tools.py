@@ -221,6 +221,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (HERMES, {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
         "function": {"name": "f", "arguments": "[1]"}}]}]},
      "messages[0].tool_calls[0].function.arguments", "invalid_value"),
+    (HERMES, {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
+        "function": {"name": "f", "arguments": '{"a":' + "[" * 700 + "]" * 700 + "}"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "json_too_deep"),
 ]  # fmt: skip
 
 

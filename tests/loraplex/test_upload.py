@@ -4,14 +4,19 @@ import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load, save
 
 from adapter_store import disk_space
+from loraplex.adapters import controller
+from loraplex.adapters.residency import limits_of
+from loraplex.adapters.upload import Upload
 from loraplex.settings import UploadLimits
 from tests.support.fake_engine import FakeEngine, info
-from tests.support.service import TestService, adapter_files, running_service
+from tests.support.service import BASE, TestService, adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
 
@@ -266,3 +271,86 @@ async def test_a_service_without_slots_refuses_adapters_and_says_why(tmp_path):
             assert (reply.status_code, error["code"]) == (409, "adapters_disabled")
             assert "--max-loras 0" in error["message"]
         assert (await http.get("/v1/adapters")).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "code"),
+    [("acme:tenant", 401, "invalid_api_key"), ("admin", 404, "tenant_not_found")],
+)
+async def test_an_upload_is_not_for_the_next_tenant_of_its_tenants_name(
+    tmp_path, monkeypatch, key: str, status: int, code: str
+):
+    is_known = asyncio.Event()
+    receive = controller.receive_upload
+
+    async def noted(*args: Any) -> Upload:
+        is_known.set()
+        return await receive(*args)
+
+    monkeypatch.setattr(controller, "receive_upload", noted)
+    async with running_service(tmp_path) as service, service.client(key) as client:
+        whole = body(*good_parts())
+        handed_over = asyncio.Event()
+
+        async def content() -> AsyncIterator[bytes]:
+            yield whole[:100]
+            await is_known.wait()
+            await service.registry.delete_tenant("acme", with_usage=True)
+            await service.registry.create_tenant("acme")
+            handed_over.set()
+            yield whole[100:]
+
+        reply = await client.post("/t/acme/v1/adapters", content=content(), headers=HEADERS)
+        assert handed_over.is_set()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+        assert await service.registry.list_adapters("acme") == []
+        assert await service.blobs.list() == [] and files_of_uploads(service) == []
+
+
+async def test_no_name_in_a_file_makes_a_database_fail_for_all(tmp_path, registry_url: str):
+    config, weights = adapter_files()
+    tensors = {key.replace(".weight", ".\0.weight"): t for key, t in load(weights).items()}
+    content = body(
+        part(b"name", b"odd"), part(b"config", config, b"c"), part(b"weights", save(tensors), b"w")
+    )
+    async with (
+        running_service(tmp_path, database_url=registry_url) as service,
+        service.client("acme:tenant") as client,
+    ):
+        reply = await post(client, content)
+        assert reply.status_code == 201, reply.text
+        assert reply.json()["report"]["nesting"].endswith("lora_A.\\x00.weight")
+        await service.upload("plain", key="zen:tenant")
+        registry, info = service.registry, service.engine.info
+        await registry.set_residency("acme", "odd", "warm", limits_of(info))
+        await registry.set_residency("zen", "plain", "warm", limits_of(info))
+        kept = await registry.resident_adapters(BASE.fingerprint, 64, 0)
+        assert len(kept.warm) == 2
+        assert await registry.live_digests(kept.warm, 64, 0) == set(kept.warm)
+        service.engine.script = lambda request: [7]
+        async with service.client() as caller:
+            ask = {"model": "odd", "prompt": "x", "max_tokens": 1}
+            assert (await caller.post("/v1/completions", json=ask)).status_code == 200
+
+
+async def test_a_tenants_many_uploads_and_exports_hold_up_no_others(tmp_path):
+    async with running_service(tmp_path) as service:
+        services = service.app.state.services
+        for tenant in ("acme", "zen"):
+            await service.upload("legal", key=f"{tenant}:tenant")
+        async with service.client("acme:tenant") as ours, service.client("zen:tenant") as theirs:
+
+            async def export(client: httpx.AsyncClient) -> int:
+                return (await client.get("/v1/adapters/legal/versions/1/export")).status_code
+
+            async with services.exports.of("acme"), services.inspections.of("acme"):
+                waiting = [asyncio.create_task(export(ours)) for _ in range(8)]
+                waiting += [asyncio.create_task(_upload_status(ours)) for _ in range(8)]
+                assert await export(theirs) == 200
+                assert await _upload_status(theirs) == 200
+                assert not any(task.done() for task in waiting)
+            assert await asyncio.gather(*waiting) == [200] * 16
+
+
+async def _upload_status(client: httpx.AsyncClient) -> int:
+    return (await post(client, body(*good_parts()))).status_code

@@ -12,6 +12,7 @@ from engine.messages import EngineInfo
 from engine.text.errors import ChatTemplateError
 from engine.text.tokenizer import Tokenizer
 from loraplex.errors import ApiError, InvalidRequest
+from loraplex.json_body import is_too_deep
 from loraplex.openai.requests import ChatRequest, CompletionRequest, Message
 from loraplex.openai.sampling import check_token_ids, context_length_exceeded
 from loraplex.openai.tools import Tool, ToolCall
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _INLINE_CHARS = 2_000
 """Up to this a prompt takes about a millisecond: less than a thread's round trip is worth."""
+_MARKUP_CHARS = 32
+"""Of one message, about."""
 
 
 async def chat_prompt(
@@ -37,7 +40,7 @@ async def chat_prompt(
     num_chars = sum(map(_num_chars, chat.messages)) + len(msgspec.json.encode(shown_tools))
     _check_chars(num_chars, info, limits)
     messages = [
-        _as_template_message(message, f"messages[{index}]")
+        _as_template_message(message, f"messages[{index}]", limits.max_json_depth)
         for index, message in enumerate(chat.messages)
     ]
     continues = bool(chat.continue_final_message)
@@ -61,7 +64,9 @@ async def chat_prompt(
             _check_chars(len(text), info, limits)
             encode = partial(tokenizer.encode, text, add_special_tokens=False)
             return await _run(encode, len(text))
-        return await _run(render, num_chars)
+        # What a template adds to each message counts, and what it may show besides.
+        size = num_chars + _MARKUP_CHARS * len(messages)
+        return await _run(render, size + len(msgspec.json.encode(options["template_kwargs"])))
     except ChatTemplateError as error:
         if error.code == "invalid_messages":
             raise InvalidRequest("messages", error.message, code=error.code) from None
@@ -92,8 +97,13 @@ async def completion_prompts(
 
 def _num_chars(message: Message) -> int:
     calls = message.tool_calls or ()
-    return len(message.text) + sum(
-        len(call.function.name) + len(call.function.arguments) for call in calls
+    labels = len(message.name or "") + len(message.tool_call_id or "")
+    return (
+        len(message.text)
+        + labels
+        + sum(
+            len(call.id) + len(call.function.name) + len(call.function.arguments) for call in calls
+        )
     )
 
 
@@ -104,7 +114,7 @@ def template_tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _as_template_message(message: Message, path: str) -> dict[str, Any]:
+def _as_template_message(message: Message, path: str, max_depth: int) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     shown: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
@@ -113,19 +123,25 @@ def _as_template_message(message: Message, path: str) -> dict[str, Any]:
         shown["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         shown["tool_calls"] = [
-            _as_template_call(call, f"{path}.tool_calls[{index}]")
+            _as_template_call(call, f"{path}.tool_calls[{index}]", max_depth)
             for index, call in enumerate(message.tool_calls)
         ]
     return shown
 
 
-def _as_template_call(call: ToolCall, path: str) -> dict[str, Any]:
+def _as_template_call(call: ToolCall, path: str, max_depth: int) -> dict[str, Any]:
     # Templates print arguments as JSON, so they are given what the text stands for.
     field = f"{path}.function.arguments"
     text = call.function.arguments
+    if is_too_deep(text.encode(), max_depth):
+        raise InvalidRequest(
+            field,
+            f"`{field}` may be nested {max_depth} levels deep at most",
+            code="json_too_deep",
+        )
     try:
         arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         raise InvalidRequest(field, f"`{field}` must be a JSON object, as text") from None
     return {
         "id": call.id,
