@@ -1,17 +1,20 @@
 """Aliases: movable names of versions. `default` is what an adapter's bare name means."""
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from adapter_store.errors import AliasConflict, AliasNotFound, InvalidField
+from adapter_store.errors import AliasConflict, AliasNotFound, InvalidField, QuotaExceeded
 from adapter_store.model_ref import check_alias
 from adapter_store.registry import adapters, replies
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
 from adapter_store.registry.records import AliasChange, Canary
 from adapter_store.registry.replies import RepeatableCall
+
+MAX_ALIASES = 100
+"""Of an adapter: each of its replies names them all."""
 
 
 async def set_alias(
@@ -28,8 +31,8 @@ async def set_alias(
     """Point an alias, new or old, to a version and its canary, or to a version alone.
 
     With `expect` it moves only if it points to that version now. Raises `InvalidName`,
-    `InvalidField`, `TenantNotFound`, `AdapterNotFound`, `VersionNotFound`, `AliasConflict` or
-    `IdempotencyKeyReused`.
+    `InvalidField`, `TenantNotFound`, `AdapterNotFound`, `VersionNotFound`, `AliasConflict`,
+    `QuotaExceeded` or `IdempotencyKeyReused`.
     """
     check_alias(alias)
     adapter = await adapters.find(session, tenant, name, lock=True)
@@ -86,6 +89,7 @@ async def point(
         raise AliasConflict(f"the alias {alias!r} {now}; expected version {expect}")
     wanted = (target.id, canary.id if canary is not None else None, share)
     if row is None:
+        await _check_number(session, target.adapter_id, name)
         row = Alias(adapter_id=target.adapter_id, name=alias)
         session.add(row)
     elif (row.version_id, row.canary_version_id, row.canary_share) == wanted:
@@ -103,6 +107,14 @@ async def point(
     change.record(session, "alias.set", tenant, f"{name}:{alias}", **detail)
     await session.flush()
     return current
+
+
+async def _check_number(session: AsyncSession, adapter_id: int, name: str) -> None:
+    number = await session.scalar(select(func.count()).where(Alias.adapter_id == adapter_id))
+    if (number or 0) >= MAX_ALIASES:
+        raise QuotaExceeded(
+            "too_many_aliases", f"the adapter {name!r} has {number} aliases; delete one first"
+        )
 
 
 async def remove(session: AsyncSession, change: Change, tenant: str, name: str, alias: str) -> None:

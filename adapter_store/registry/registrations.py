@@ -4,6 +4,7 @@ The work is done by one process, which is the row's `owner` and says now and the
 row that it leaves unfinished is failed by whoever finds it: its successor at once, others later.
 """
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ State = Literal["queued", "fetching", "checking", "ready", "failed"]
 INTERRUPTED = "interrupted"
 _UNFINISHED: tuple[State, ...] = ("queued", "fetching", "checking")
 _MAX_MESSAGE = 512
+_ID = re.compile(r"reg_[0-9a-f]{16}")
 _DEAD_AFTER = timedelta(seconds=60)
 _KEPT_FOR = timedelta(days=7)
 
@@ -104,7 +106,8 @@ class Registrations:
     async def get(self, tenant: str, registration_id: str) -> RegistrationInfo:
         """Raises `RegistrationNotFound`."""
         query = _of_tenant(tenant).where(Registration.registration_id == registration_id)
-        row = await self._database.read(lambda s: s.scalar(query))
+        is_id = _ID.fullmatch(registration_id) is not None  # databases refuse some other texts
+        row = await self._database.read(lambda s: s.scalar(query)) if is_id else None
         if row is None:
             raise RegistrationNotFound("there is no such registration")
         return _info(row)

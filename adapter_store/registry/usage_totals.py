@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapter_store.model_ref import is_name
 from adapter_store.registry.models import Tenant, Usage
 from adapter_store.registry.records import UsageGroup, UsageTotals
 
@@ -34,6 +35,8 @@ async def sum_up(
 
     Of one tenant, or of all, deleted ones included.
     """
+    if tenant is not None and not is_name(tenant):
+        return []
     dialect = session.get_bind().dialect.name
     groups: dict[str, ColumnElement[Any]] = {}
     for unit in ("day", "hour"):  # the finer one, if both are asked for

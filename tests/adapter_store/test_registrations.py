@@ -49,9 +49,11 @@ async def test_a_registration_is_followed_to_its_version_by_its_tenant_alone(job
     ready = await jobs.one.get("acme", job)
     assert (ready.state, ready.version, ready.is_new) == ("ready", 3, True)
     assert ready.source == "hf://org/name@abc"
-    for tenant, registration_id in (("zen", job), ("acme", "reg_0"), ("acme", "x" * 5000)):
+    for other in ("reg_0", "x" * 5000, "reg_0000000000000000", f"{job}\0"):
         with pytest.raises(RegistrationNotFound):
-            await jobs.one.get(tenant, registration_id)
+            await jobs.one.get("acme", other)
+    with pytest.raises(RegistrationNotFound):
+        await jobs.one.get("zen", job)
     assert await jobs.one.newest("zen") == []
     assert [found.registration_id for found in await jobs.one.newest("acme")] == [job]
 

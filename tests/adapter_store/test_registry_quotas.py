@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from adapter_store.errors import InvalidField, QuotaExceeded, TenantNotFound
+from adapter_store.registry.aliases import MAX_ALIASES
 from adapter_store.registry.records import Quota
 from tests.support.registry import FINGERPRINT, open_registry, upload
 
@@ -80,3 +81,19 @@ async def test_uploads_at_the_same_time_take_no_more_than_there_is(registry_url:
         refused = [o for o in outcomes if isinstance(o, QuotaExceeded)]
         assert len(refused) == 4, outcomes
         assert len(await registry.list_adapters("acme")) == 2
+
+
+async def test_an_adapter_has_so_many_aliases_and_no_more(registry_url: str):
+    async with open_registry(registry_url) as registry:
+        for name in ("a", "b"):
+            await registry.register_version("acme", name, upload("one"), FINGERPRINT)
+        for number in range(MAX_ALIASES - 1):  # beside `default`
+            await registry.set_alias("acme", "a", f"a{number}", 1)
+        with pytest.raises(QuotaExceeded, match="100 aliases") as refused:
+            await registry.set_alias("acme", "a", "one-more", 1)
+        assert refused.value.code == "too_many_aliases"
+        await registry.register_version("acme", "a", upload("two"), FINGERPRINT)
+        await registry.set_alias("acme", "a", "a0", 2)
+        await registry.set_alias("acme", "b", "one-more", 1)
+        await registry.delete_alias("acme", "a", "a1")
+        await registry.set_alias("acme", "a", "one-more", 1)

@@ -54,6 +54,7 @@ async def test_rows_are_summed_by_tenant_version_and_hour(registry_url: str):
         assert await sums(0, 1, "tenant") == [
             (None, "acme", None, None, 5, 81), (None, "zen", None, None, 1, 20),
         ]  # fmt: skip
+        assert await sums(0, 48, "tenant", tenant="ac\0me") == []
         assert await sums(0, 48, "day", tenant="acme") == [
             ("2030-01-01T00:00:00Z", None, None, None, 6, 101),
             ("2030-01-02T00:00:00Z", None, None, None, 1, 20),

@@ -196,6 +196,8 @@ async def test_the_table_is_sorted_searched_and_paged_and_knows_idle_adapters(
         assert (tone.requests, tone.finishes.length, tone.finishes.abort) == (3, 1, 1)
         assert sum(tone.spark_requests) == 3
         assert tone.queue.p50 == pytest.approx(0.4, rel=0.011)
+        odd: Adapters = await get(browser, "adapters", Adapters, search="to\0ne")
+        assert (odd.rows, odd.total, odd.known) == ([], 0, 5)
         up: Adapters = await get(browser, "adapters", Adapters, sort="queue_p95", order="asc")
         assert up.rows[-1].adapter == "idle"  # without a figure: last either way
         page: Adapters = await get(
@@ -253,7 +255,7 @@ async def test_one_adapters_page_adds_up(tmp_path: Path, registry_url: str):
         assert sum(msgspec.to_builtins(slowest.causes).values()) == slowest.queue_seconds
         assert slowest.timeline[0].state == "queued"
         assert (await get(browser, "adapters/zen/base", AdapterView)).row.requests == 0
-        for path in ("adapters/ghost/base", "adapters/acme/ghost"):
+        for path in ("adapters/ghost/base", "adapters/acme/ghost", "adapters/acme/a%00b"):
             assert (await browser.get(f"/dashboard/api/{path}")).status_code == 404
 
 

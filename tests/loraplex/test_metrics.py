@@ -337,3 +337,35 @@ async def test_what_gateways_read_names_adapters_as_clients_do(tmp_path):
     assert info.value > 1e9
     assert 0 < value(text, "vllm:kv_cache_usage_perc") == value(text, "vllm:gpu_cache_usage_perc")
     assert value(text, "vllm:num_requests_running", model_name="scripted") == 1
+
+
+async def test_pages_asked_for_together_ask_the_engine_once(tmp_path, monkeypatch):
+    async with running_service(tmp_path) as service:
+        service.keys["acme:metrics"] = (
+            await service.registry.create_key("acme", ["metrics"])
+        ).plain
+        service.engine.statistics = statistics()
+        ask, answer, is_asked = service.engine.telemetry, asyncio.Event(), asyncio.Event()
+        num_asked = 0
+
+        async def slow(*args, **options):
+            nonlocal num_asked
+            num_asked += 1
+            is_asked.set()
+            await answer.wait()
+            return await ask(*args, **options)
+
+        monkeypatch.setattr(service.engine, "telemetry", slow)
+        page: MetricsPage = service.app.state.metrics_page
+        async with asyncio.TaskGroup() as group:
+            gone = group.create_task(scrape(service))
+            await is_asked.wait()
+            together = [group.create_task(page.render("")) for _ in range(20)]
+            together += [group.create_task(page.render_for("acme", "")) for _ in range(20)]
+            await asyncio.sleep(0)
+            gone.cancel()
+            answer.set()
+        assert num_asked == 1
+        assert all(b"loraplex" in task.result().body for task in together[:20])
+        await scrape(service, "acme:metrics")
+        assert num_asked == 2

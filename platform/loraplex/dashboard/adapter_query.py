@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from adapter_store.errors import AdapterNotFound
-from adapter_store.model_ref import BASE_NAME
+from adapter_store.model_ref import BASE_NAME, is_name
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias, Tenant
 from adapter_store.registry.rollup_models import SlowRequest
 from engine.telemetry.records import RequestRecord
@@ -31,6 +31,8 @@ async def adapter_view(
     session: AsyncSession, tenant: str, adapter: str, range_: Range, now: float
 ) -> AdapterView:
     """All of the adapter's page; raises `AdapterNotFound` for one without traffic or versions."""
+    if not (is_name(tenant) and is_name(adapter)):  # databases refuse some other texts
+        raise AdapterNotFound(f"there is no adapter {adapter[:64]!r}")
     done = await progress(session)
     engine = await engine_buckets(session, range_, now)
     axis = axis_of(range_, now, engine)

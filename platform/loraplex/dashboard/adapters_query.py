@@ -179,6 +179,8 @@ def _matches(rows: Any, search: str) -> ColumnElement[bool]:
     """`search` is part of `tenant/adapter`; names have no capitals."""
     if not search:
         return literal(True)
+    if "\0" in search:  # PostgreSQL refuses such a text, and no name has it
+        return literal(False)
     return (rows.c.tenant + "/" + rows.c.adapter).contains(search.lower(), autoescape=True)
 
 

@@ -11,6 +11,8 @@ from prometheus_client.metrics_core import Metric as Family
 
 from engine.client import EngineClient
 from engine.errors import EngineError
+from engine.messages import EngineStats
+from engine.telemetry.records import Telemetry
 from loraplex.metrics import names
 from loraplex.metrics.adapter_families import adapter_families
 from loraplex.metrics.engine_families import engine_families
@@ -35,11 +37,16 @@ class _Told:
 
 
 class MetricsPage:
-    """Asks the engine for each page: so all API processes tell the same of it, and lose nothing."""
+    """Asks the engine for each page: so all API processes tell the same of it, and lose nothing.
+
+    Pages that are asked for while the engine is being asked share its answer: it gives them between
+    two steps, and one that had to give hundreds would run none.
+    """
 
     def __init__(self, services: Services, own: ProcessMetrics) -> None:
         self._services = services
         self._own = own
+        self._asking: asyncio.Task[tuple[EngineStats, Telemetry]] | None = None
 
     async def render(self, accept: str) -> Page:
         """The page, in the format that the `Accept` header asks for.
@@ -51,15 +58,14 @@ class MetricsPage:
 
     async def render_for(self, tenant: str, accept: str) -> Page:
         """What is a tenant's own of it: its adapters. Raises `EngineUnavailable`."""
-        told = await self._services.backends.engine.telemetry(limit=1, with_totals=True)
+        _, told = await self._ask(self._services.backends.engine)
         assert told.totals is not None
         own = [totals for totals in told.totals.adapters if totals.tenant == tenant]
         return await _print([_Told(list(adapter_families(own)))], accept)
 
     async def _of_engine(self, engine: EngineClient) -> list[Family]:
         try:
-            stats = await engine.stats()
-            told = await engine.telemetry(limit=1, with_totals=True)
+            stats, told = await self._ask(engine)
             info = engine.info
         except EngineError:
             return [gauge(names.ENGINE_UP, {(): 0.0})]
@@ -67,12 +73,23 @@ class MetricsPage:
         families = engine_families(stats, told.totals, info, time.time())
         return [gauge(names.ENGINE_UP, {(): 1.0}), *families]
 
+    async def _ask(self, engine: EngineClient) -> tuple[EngineStats, Telemetry]:
+        if self._asking is None or self._asking.done():
+            # A task of its own: who asked first may go away, and others go on waiting.
+            self._asking = asyncio.create_task(_ask(engine), name="metrics")
+            self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        return await asyncio.shield(self._asking)
+
     def _of_process(self) -> list[Family]:
         is_degraded = self._services.backends.shared_cache.is_degraded
         return [
             gauge(names.DEGRADED, {(): float(is_degraded)}),
             gauge(names.UNWRITTEN_USAGE, {(): self._services.usage.num_pending}),
         ]
+
+
+async def _ask(engine: EngineClient) -> tuple[EngineStats, Telemetry]:
+    return await engine.stats(), await engine.telemetry(limit=1, with_totals=True)
 
 
 async def _print(collectors: Sequence[_Told | CollectorRegistry], accept: str) -> Page:
