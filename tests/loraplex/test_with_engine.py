@@ -71,16 +71,18 @@ async def test_a_stream_that_is_cut_anywhere_says_what_the_whole_reply_says(tmp_
     async with service_on_engine(tmp_path, runner) as (service, _, _):
         said = service.tokenizer.encode("a 👨\u200d👩\u200d👧 e\u0301 🇩🇪 안녕 مرحبا", False)
         runner.reply = lambda prompt, adapter: said
+        hello = [{"role": "user", "content": "Hello"}]
         async with service.openai() as client:
             for count in range(1, len(said) + 1):
-                asked = {"model": "base", "prompt": "x", "max_tokens": count}
-                whole = (await client.completions.create(**asked)).choices[0].text
-                stream = await client.completions.create(**asked, stream=True)
-                parts = [c.text async for chunk in stream for c in chunk.choices]
+                asked = {"model": "base", "messages": hello, "max_tokens": count}
+                reply = await client.chat.completions.create(**asked)
+                whole = reply.choices[0].message.content or ""
+                stream = await client.chat.completions.create(**asked, stream=True)
+                parts = [c.delta.content or "" async for chunk in stream for c in chunk.choices]
                 assert "".join(parts) == whole == service.tokenizer.decode(said[:count])
                 # Half a character shows only where the text ends in one.
                 assert "\ufffd" not in whole.rstrip("\ufffd")
-                assert "\ufffd" not in "".join(parts[:-1])
+                assert "\ufffd" not in "".join(list(filter(None, parts))[:-1])
 
 
 async def test_a_stop_string_ends_the_engines_work(tmp_path):
