@@ -1,8 +1,10 @@
 """The commands that call a service: every failure is a sentence, and nothing printed is cut."""
 
 import http.server
+import io
 import json
 import re
+import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from loraplex.cli import main
+from loraplex.cli.options import fits_terminal, print_table
 
 KEY_ID = "key_0123456789abcdef"
 KEY = {
@@ -108,6 +111,24 @@ def test_a_table_is_never_cut(url: str):
     _, row = result.stdout.splitlines()
     assert row.split()[:4] == [KEY_ID, "lpx_\u2026abcd", "inference", "tenant"]
     assert row.count("2026-11-29T21:18:29.465090Z") == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_fits_a_terminal_if_no_line_of_it_would_be_broken(monkeypatch: pytest.MonkeyPatch):
+    columns, rows = ["load", "failed"], [["8 at a time", "0"], ["16/s", "10,000,000"]]
+    needed = len("8 at a time") + len("10,000,000") + 2
+    assert fits_terminal(columns, [["x" * 10_000, "0"]])  # there is none
+    for width, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        assert fits_terminal(columns, rows) == fits
+        print_table(columns, rows)
+        assert isinstance(sys.stdout, Terminal)
+        assert (len(sys.stdout.getvalue().splitlines()) == 3) == fits
 
 
 def test_a_list_in_pages_is_shown_whole(url: str):

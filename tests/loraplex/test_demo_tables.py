@@ -1,6 +1,7 @@
 """The demo's tables in a terminal of 80 columns: nothing is cut, and every wait has its cause."""
 
 import io
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from engine.messages import WaitCause
 from loraplex.demo.ask import Answer, Asker
 from loraplex.demo.board import Board, Column
-from loraplex.demo.queueing import CAUSE_WORDS, main_cause, queue_words
+from loraplex.demo.queueing import CAUSE_WORDS, Wait
 from loraplex.demo.summary import print_summary
 from loraplex.demo_examples import DemoAdapter, find_examples, load_adapters
 
@@ -102,7 +103,16 @@ def test_every_cause_of_the_engine_has_its_words() -> None:
 
 
 def test_a_wait_is_told_with_what_most_of_it_was_for() -> None:
-    assert queue_words([{"load": 3.0, "slot": 4.0}]) == "7 ms, slot"
-    assert queue_words([{"load": 9.0}, {"slot": 4.0}, {"slot": 4.0}]) == "4 ms, load"
-    assert queue_words([{}, {}]) == "0 ms" and queue_words([]) == "-"
-    assert main_cause([{"load": 0.0}]) is None
+    assert Wait.of([{"load": 3.0, "slot": 4.0}]).words == "7 ms, slot"
+    assert Wait.of([{"load": 9.0}, {"slot": 4.0}, {"slot": 4.0}]).words == "4 ms, load"
+    assert Wait.of([{}, {}]) == Wait(0.0, None) and Wait.of([{"turn": 0.3}]).words == "0 ms"
+
+
+def test_a_question_has_its_number_also_while_it_is_live() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    answers = [
+        [answer(column, question=question) for column in COLUMNS] for question in ("What?", "Why?")
+    ]
+    with Board(console, COLUMNS, answers) as board:
+        board.changed()
+    assert set(re.findall(r"\d\. W\w+", text_of(console))) == {"1. What", "2. Why"}

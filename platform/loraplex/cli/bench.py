@@ -17,7 +17,7 @@ from engine.simulation.popularity import Popularity
 from engine.simulation.workload import Arrival, TraceError, Traffic, replay
 from loraplex.cli.api_client import KEY_SOURCES, START_ONE
 from loraplex.cli.counted_work import CountedWork
-from loraplex.cli.options import print_table
+from loraplex.cli.options import fits_terminal, print_table
 from loraplex.cli.traffic_options import (
     Spec,
     file_options,
@@ -245,13 +245,15 @@ def _requests(number: int) -> str:
 
 
 def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
-    print_table(
-        ["load", *(heading for heading, _, _ in COLUMNS)],
-        (
-            [run.loop.label, *(f"{getattr(run.figures, f):,.{d}f}" for _, f, d in COLUMNS)]
-            for run in runs
-        ),
-    )
+    headings = ["load", *(heading for heading, _, _ in COLUMNS)]
+    rows = [
+        [run.loop.label, *(f"{getattr(run.figures, f):,.{d}f}" for _, f, d in COLUMNS)]
+        for run in runs
+    ]
+    upright = [list(line) for line in zip(headings, *rows, strict=True)]
+    if not fits_terminal(headings, rows) and fits_terminal(upright[0], upright[1:]):
+        headings, *rows = upright
+    print_table(headings, rows)
     num_sent = len(runs[-1].outcomes)
     counted = after_warm_up(runs[-1].outcomes, warm_up)
     click.echo()

@@ -3,7 +3,7 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from loraplex.cli.api_client import KEY_SOURCES, ApiClient, segment
 T = TypeVar("T")
 
 _WIDEST = 100_000
+_GAP = 2
+"""Between two columns."""
 
 
 def with_api(command: Callable[..., T]) -> Callable[..., T]:
@@ -82,6 +84,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 def print_json(value: Any) -> None:
     """Print a reply for another program to read."""
     click.echo(json.dumps(value, indent=2))
+
+
+def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether `print_table` breaks no line of these; always where there is no terminal."""
+    if not sys.stdout.isatty():
+        return True
+    widths = (max(map(len, cells)) for cells in zip(columns, *rows, strict=True))
+    return sum(widths) + _GAP * (len(columns) - 1) <= Console().width
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:

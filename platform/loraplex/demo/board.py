@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loraplex.demo.ask import Answer, Asker
-from loraplex.demo.queueing import queue_words
+from loraplex.demo.queueing import Wait
 from loraplex.demo_examples import DemoAdapter
 
 
@@ -71,19 +71,20 @@ class Board:
         while self._num_printed < len(self._answers) and all(
             answer.done for answer in self._answers[self._num_printed]
         ):
-            row = self._answers[self._num_printed]
+            table = self._question_table(self._num_printed)
             self._num_printed += 1
-            self._console.print(self._question_table(row))
+            self._console.print(table)
+            self._console.print()
 
     def _current(self) -> RenderableType:
         if self._num_printed == len(self._answers):
             return Text("")
-        return self._question_table(self._answers[self._num_printed])
+        return self._question_table(self._num_printed)
 
-    def _question_table(self, row: Sequence[Answer]) -> Table:
-        number = self._num_printed if all(answer.done for answer in row) else self._num_printed + 1
+    def _question_table(self, index: int) -> Table:
+        row = self._answers[index]
         table = Table(
-            title=f"{number}. {row[0].question}", title_justify="left", title_style="bold",
+            title=f"{index + 1}. {row[0].question}", title_justify="left", title_style="bold",
             expand=True, show_lines=False, show_edge=False, pad_edge=False,
         )  # fmt: skip
         for column in self._columns:
@@ -107,7 +108,7 @@ def _stats(answer: Answer, column: Column) -> Text:
         f"{answer.num_tokens} tokens",
         f"{rate:.1f} tok/s" if rate is not None else None,
         f"first {ttft:.2f} s" if ttft is not None else None,
-        f"queued {queue_words([queue])}" if queue is not None else None,
+        f"queued {Wait.of([queue]).words}" if queue is not None else None,
     ]
-    text = Text("\n" + " · ".join(part for part in parts if part), style="dim")
+    text = Text("\n" + "\n".join(part for part in parts if part), style="dim")
     return text.append("\n").append_text(column.mark(answer.text))

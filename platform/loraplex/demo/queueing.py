@@ -1,8 +1,10 @@
 """What the demo says of queue time: how long, and what for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
+_SHORTEST_MS = 0.5
 CAUSE_WORDS: Mapping[str, str] = {
     "quota": "its tenant runs as much as it may",
     "load": "for its adapter's weights",
@@ -13,22 +15,27 @@ CAUSE_WORDS: Mapping[str, str] = {
 }
 
 
-def main_cause(queues: Iterable[Mapping[str, float]]) -> str | None:
-    """The cause with most of the time; None if nobody waited."""
-    sums: dict[str, float] = {}
-    for queue in queues:
-        for cause, ms in queue.items():
-            sums[cause] = sums.get(cause, 0.0) + ms
-    cause = max(sums, key=lambda cause: sums[cause], default=None)
-    return cause if cause is not None and sums[cause] > 0 else None
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The median wait of several calls, and what most of their waits was for."""
 
+    ms: float
+    cause: str | None
+    """None if the median is none to speak of."""
 
-def queue_words(queues: Iterable[Mapping[str, float]]) -> str:
-    """The median wait, and what most of all waits was for: `812 ms, budget`; "-" of none."""
-    told = list(queues)
-    if not told:
-        return "-"
-    ms = median(sum(queue.values()) for queue in told)
-    time = f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-    cause = main_cause(told)
-    return time if cause is None else f"{time}, {cause}"
+    @classmethod
+    def of(cls, queues: Sequence[Mapping[str, float]]) -> "Wait":
+        """From the milliseconds in the queue by cause, of each call; at least one."""
+        ms = median(sum(queue.values()) for queue in queues)
+        sums: dict[str, float] = {}
+        for queue in queues:
+            for cause, part in queue.items():
+                sums[cause] = sums.get(cause, 0.0) + part
+        cause = max(sums, key=lambda cause: sums[cause], default=None)
+        return cls(ms, cause if ms >= _SHORTEST_MS else None)
+
+    @property
+    def words(self) -> str:
+        """As `812 ms, budget`."""
+        time = f"{self.ms:.0f} ms" if self.ms < 1000 else f"{self.ms / 1000:.1f} s"
+        return time if self.cause is None else f"{time}, {self.cause}"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from loraplex.demo.ask import Answer
 from loraplex.demo.board import Column
-from loraplex.demo.queueing import CAUSE_WORDS, main_cause, queue_words
+from loraplex.demo.queueing import CAUSE_WORDS, Wait
 
 MIN_HELD = 4
 """Of five questions: each adapter's predicate must hold on at least this many."""
@@ -34,14 +34,15 @@ def print_summary(
         own = [row[number] for row in answers]
         came = [answer for answer in own if answer.error is None and answer.text]
         queues = [answer.queue for answer in came if answer.queue is not None]
+        wait = Wait.of(queues) if queues else None
         verdict, is_good = _verdict(column, columns, own, came)
         passed &= is_good
-        causes.add(main_cause(queues))
+        causes |= {wait and wait.cause, *(Wait.of([queue]).cause for queue in queues)}
         table.add_row(
             column.name, column.asker.tenant,
             _middle([answer.tokens_per_second for answer in came], "{:.1f}"),
             _middle([answer.ttft_seconds for answer in came], "{:.2f} s"),
-            queue_words(queues),
+            wait.words if wait else "-",
             Text(f"{'✓' if is_good else '✗'} {verdict}", style="green" if is_good else "red"),
         )  # fmt: skip
     console.print(table)
@@ -66,7 +67,7 @@ def _verdict(
 
 
 def _legend(causes: Iterable[str | None]) -> str:
-    """What the figures are of, and what the causes among them mean."""
+    """What the figures are of, and what the causes mean that were told."""
     found = set(causes)
     waits = [
         f"{cause}: it waited {words}." for cause, words in CAUSE_WORDS.items() if cause in found

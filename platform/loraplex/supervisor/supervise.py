@@ -183,10 +183,10 @@ async def _stop(
     for child, _ in children:
         child.signal_stop()
     tasks = [task for _, task in children]
-    if hurry is None:
-        await asyncio.wait(tasks, timeout=grace)
-    else:
-        await _stop_or_hurry(children, grace, hurry)
+    hurrying = None if hurry is None else asyncio.create_task(_end_at_once(children, hurry))
+    await asyncio.wait(tasks, timeout=grace)
+    if hurrying is not None:
+        hurrying.cancel()
     for child, task in children:
         if not task.done():
             _log.warning("killing", child=child.name, after_seconds=grace)
@@ -195,20 +195,16 @@ async def _stop(
         await asyncio.gather(*tasks)
 
 
-async def _stop_or_hurry(
-    children: list[tuple[Child, asyncio.Task[None]]], grace: float, hurry: asyncio.Event
+async def _end_at_once(
+    children: list[tuple[Child, asyncio.Task[None]]], hurry: asyncio.Event
 ) -> None:
-    ended = asyncio.create_task(_all_over([task for _, task in children]))
-    hurried = asyncio.create_task(hurry.wait())
-    await asyncio.wait([ended, hurried], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-    if hurried.done() and not ended.done():
-        _log.info("stopping_at_once")
-        for child, _ in children:
-            child.signal_hurry()
-        await asyncio.wait([ended], timeout=_STOP_GRACE_SECONDS)
-    hurried.cancel()
-    ended.cancel()
-
-
-async def _all_over(tasks: list[asyncio.Task[None]]) -> None:
-    await asyncio.wait(tasks)
+    """When `hurry` is set, have the children end what they have, and kill those that do not."""
+    await hurry.wait()
+    _log.info("stopping_at_once")
+    for child, _ in children:
+        child.signal_hurry()
+    await asyncio.sleep(_STOP_GRACE_SECONDS)
+    for child, task in children:
+        if not task.done():
+            _log.warning("killing", child=child.name, after_seconds=_STOP_GRACE_SECONDS)
+            child.kill()
