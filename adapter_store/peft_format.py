@@ -43,6 +43,8 @@ class InspectedAdapter:
     report: ConformanceReport
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys of the weights that replace the base's, by module: of norms and the two ends."""
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict[str, TensorInfo])
+    """Where the weights file has each key."""
 
 
 def inspect_adapter(
@@ -89,7 +91,13 @@ def inspect_adapter(
         full_values=full_values,
     )
     return InspectedAdapter(
-        digest, peft_config.result_fields(), bound.bindings, bound.biases, report, saved
+        digest,
+        peft_config.result_fields(),
+        bound.bindings,
+        bound.biases,
+        report,
+        saved,
+        header.tensors,
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
@@ -26,6 +25,7 @@ from engine.models.projections import (
     module_path,
 )
 from engine.quantization.scheme import Scheme
+from engine.tensor_file import TensorFile
 from lora_kernels import ColumnAffine, EmbeddingLora, LoraSlice
 from lora_kernels.cpu_kernels import TORCH_KERNELS
 from lora_kernels.device_kernels import Kernels, Weights
@@ -85,24 +85,21 @@ def load_adapter(
         )
         if inspected.digest != digest:
             raise AdapterUnavailable(digest, f"its files hash to {inspected.digest[:12]}")
-        with safe_open(weights_file, "pt") as file:
-            source = _Source(inspected, file, base, dtype, scheme)
-            slots = list(iter_projections(base.num_layers, projections))
-            embedding, own = source.embedding(), source.own()
-            fused = {
-                key: kernels.fuse(slices, dtype)
-                for key, spec in slots
-                if any(slices := source.slices(key, spec))
-            }
-            affines = {
-                key: affine
-                for key, spec in slots
-                if (affine := source.affine(key, spec)) is not None
-            }
-            source.check_all_taken()
+        source = _Source(inspected, TensorFile(weights_file), base, dtype, scheme)
+        slots = list(iter_projections(base.num_layers, projections))
+        embedding, own = source.embedding(), source.own()
+        fused = {
+            key: kernels.fuse(slices, dtype)
+            for key, spec in slots
+            if any(slices := source.slices(key, spec))
+        }
+        affines = {
+            key: affine for key, spec in slots if (affine := source.affine(key, spec)) is not None
+        }
+        source.check_all_taken()
     except AdapterFormatError as error:
         raise AdapterUnavailable(digest, f"{error.code}: {error.message}") from error
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise AdapterUnavailable(digest, f"its files cannot be read: {error}") from error
     return AdapterWeights(
         digest=digest,
@@ -123,7 +120,7 @@ class _Source:
     def __init__(
         self,
         inspected: InspectedAdapter,
-        file: Any,
+        file: TensorFile,
         base: BaseModel,
         dtype: torch.dtype,
         scheme: Scheme | None,
@@ -131,6 +128,7 @@ class _Source:
         self._bindings = {binding.module: binding for binding in inspected.bindings}
         self._biases = inspected.biases
         self._saved = inspected.saved
+        self._tensors = inspected.tensors
         self._file = file
         self._base = base
         self._dtype = dtype
@@ -166,7 +164,7 @@ class _Source:
             return None
         # Copies: the file's own pages would be read from disk within a step.
         weights: dict[str, Tensor] = {
-            module: self._file.get_tensor(key).to(self._dtype, copy=True)
+            module: self._tensor(key).to(self._dtype, copy=True)
             for module, key in self._saved.items()
         }
         ends = weights.pop(EMBEDDING, None), weights.pop(OUTPUT_LAYER, None)
@@ -179,7 +177,7 @@ class _Source:
 
     def _read(self, binding: Binding) -> LoraSlice:
         self._taken.add(binding.module)
-        a, b = self._file.get_tensor(binding.a_key), self._file.get_tensor(binding.b_key)
+        a, b = self._tensor(binding.a_key), self._tensor(binding.b_key)
         return LoraSlice(a, b, binding.scaling)
 
     def _member_affine(self, module: str) -> ColumnAffine | None:
@@ -207,7 +205,10 @@ class _Source:
         return None if scale is None and shift is None else ColumnAffine(scale, shift)
 
     def _vector(self, key: str) -> Tensor:
-        return self._file.get_tensor(key).to(torch.float32)
+        return self._tensor(key).to(torch.float32)
+
+    def _tensor(self, key: str) -> Tensor:
+        return self._file.tensor(self._tensors[key])
 
 
 def _joined(

@@ -1,13 +1,11 @@
 """Single tensors of the base, read again when an adapter is loaded that depends on them."""
 
-from typing import Any
-
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from adapter_store.base_model import BaseModel
 from engine.quantization.scheme import Scheme
+from engine.tensor_file import TensorFile
 from lora_kernels import LoraSlice
 
 _CHUNK_ROWS = 4096
@@ -18,8 +16,7 @@ def read_base_bias(base: BaseModel, module: str, dtype: torch.dtype) -> Tensor |
     stored = base.tensors.get(f"{module}.bias")
     if stored is None:
         return None
-    with safe_open(stored.file, "pt") as file:
-        bias: Tensor = file.get_tensor(f"{module}.bias")
+    bias = TensorFile(stored.file).tensor(stored.info)
     return bias.to(dtype).to(torch.float32)
 
 
@@ -35,16 +32,15 @@ def adapted_row_norms(
     What DoRA (arXiv:2402.09353) divides by. W, A and B are rounded to `dtype` as the model has
     them, and W is quantised where it is in the model; W is read in chunks otherwise.
     """
-    name = f"{module}.weight"
+    stored = base.tensors[f"{module}.weight"]
     a, b = (tensor.to(dtype).to(torch.float32) for tensor in (part.a, part.b))
     norms: list[Tensor] = []
-    with safe_open(base.tensors[name].file, "pt") as file:
-        rows: Any = file.get_slice(name)
-        if scheme is not None:
-            rows = scheme.dequantized(file.get_tensor(name).to(dtype))
-        for start in range(0, b.shape[0], _CHUNK_ROWS):
-            stop = min(start + _CHUNK_ROWS, b.shape[0])
-            weight: Tensor = rows[start:stop].to(dtype).to(torch.float32)
-            weight = weight + part.scaling * (b[start:stop] @ a)
-            norms.append(torch.linalg.norm(weight, dim=1))
+    rows = TensorFile(stored.file).tensor(stored.info)
+    if scheme is not None:
+        rows = scheme.dequantized(rows.to(dtype))
+    for start in range(0, b.shape[0], _CHUNK_ROWS):
+        stop = min(start + _CHUNK_ROWS, b.shape[0])
+        weight = rows[start:stop].to(dtype).to(torch.float32)
+        weight = weight + part.scaling * (b[start:stop] @ a)
+        norms.append(torch.linalg.norm(weight, dim=1))
     return torch.cat(norms)

@@ -260,27 +260,27 @@ def load_decoder(
     `scheme` quantises the layers' linears; embedding, output layer and norms stay as they are.
     """
     ops = ops or TorchOps()
-    with WeightReader(base, dtype, device) as reader:
-        embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    reader = WeightReader(base, dtype, device)
+    embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
 
-        def make_table(in_features: int, sizes: tuple[int, ...]) -> Table:
-            return kernels.make_table(in_features, sizes, num_slots, dtype)
+    def make_table(in_features: int, sizes: tuple[int, ...]) -> Table:
+        return kernels.make_table(in_features, sizes, num_slots, dtype)
 
-        layers = tuple(
-            _load_layer(config, ops, reader, index, make_table, scheme)
-            for index in range(config.num_layers)
-        )
-        final_norm = _load_norm(config, reader, f"{_FINAL_NORM_PATH}.weight", config.hidden_size)
-        # A tied head is the embedding too, so that the weight is held once.
-        rows = ops.make_linear(embedding, keep_rows=True)
-        if config.tie_word_embeddings:
-            reader.skip("lm_head.weight")
-            head = rows
-        else:
-            weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-            head = ops.make_linear(weight)
-        lm_head = Projection(head, make_table(config.hidden_size, (config.vocab_size,)))
-        reader.check_all_taken()
+    layers = tuple(
+        _load_layer(config, ops, reader, index, make_table, scheme)
+        for index in range(config.num_layers)
+    )
+    final_norm = _load_norm(config, reader, f"{_FINAL_NORM_PATH}.weight", config.hidden_size)
+    # A tied head is the embedding too, so that the weight is held once.
+    rows = ops.make_linear(embedding, keep_rows=True)
+    if config.tie_word_embeddings:
+        reader.skip("lm_head.weight")
+        head = rows
+    else:
+        weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = ops.make_linear(weight)
+    lm_head = Projection(head, make_table(config.hidden_size, (config.vocab_size,)))
+    reader.check_all_taken()
     return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype, device)
 
 

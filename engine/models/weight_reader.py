@@ -1,15 +1,13 @@
 """Reads a checkpoint's tensors by name, and notices what nobody asked for."""
 
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.tensor_file import TensorFile
 
 if TYPE_CHECKING:  # see engine.models.decoder
     from adapter_store.base_model import BaseModel
@@ -20,7 +18,7 @@ _UNUSED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class WeightReader:
-    """Tensors of one base model; a context manager, since shards stay mapped while it is open."""
+    """Tensors of one base model."""
 
     def __init__(
         self, base: "BaseModel", dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -29,20 +27,7 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
         self._taken: set[str] = set()
-        self._files: dict[Path, Any] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "WeightReader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.clear()
-        self._stack.close()
+        self._files: dict[Path, TensorFile] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor in the model's dtype; raises ConfigError if it is missing or misshapen."""
@@ -55,9 +40,8 @@ class WeightReader:
             raise ConfigError(f"{name!r} is {stored.info.shape}, not {shape} as config.json says")
         self._taken.add(name)
         if stored.file not in self._files:
-            self._files[stored.file] = self._stack.enter_context(safe_open(stored.file, "pt"))
-        tensor: Tensor = self._files[stored.file].get_tensor(name)
-        return tensor.to(self._device).to(self._dtype)
+            self._files[stored.file] = TensorFile(stored.file)
+        return self._files[stored.file].tensor(stored.info).to(self._device).to(self._dtype)
 
     def skip(self, name: str) -> None:
         """This tensor is known and not needed."""
