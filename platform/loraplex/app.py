@@ -67,6 +67,8 @@ from loraplex.usage_controller import AllUsageController, UsageController
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
 """Opens the engine client, the registry and the rest on the app's own event loop."""
 
+MAX_TOKENISING = 4
+"""Long prompts that one process tokenises at a time."""
 MAX_INSPECTIONS = 2
 """Uploads that one process inspects at a time; the others wait on disk."""
 MAX_EXPORTS = 2
@@ -165,6 +167,7 @@ async def _running_services(
             templates=templates,
             sessions=sessions,
             live=live,
+            tokenising=TenantTurns(MAX_TOKENISING),
             inspections=TenantTurns(MAX_INSPECTIONS),
             exports=TenantTurns(MAX_EXPORTS),
             started_at=int(time.time()),

@@ -63,6 +63,8 @@ class Services:
     """Of the dashboard."""
     live: LiveSource
     """What the dashboard's pages show of this moment."""
+    tokenising: TenantTurns
+    """In which long prompts are tokenised."""
     inspections: TenantTurns
     """In which uploads are inspected: each keeps a core busy."""
     exports: TenantTurns

@@ -7,6 +7,7 @@ import pytest
 
 from loraplex.settings import RequestLimits
 from tests.support.service import TestService, running_service
+from tests.support.tiny_tokenizers import CHATML
 
 pytestmark = pytest.mark.anyio
 
@@ -320,6 +321,26 @@ async def test_a_prompt_beyond_all_bounds_is_refused_untokenised(tmp_path, monke
         ]:
             error = (await client.post(f"/v1/{path}", json=body)).json()["error"]
             assert error["code"] == "context_length_exceeded"
+
+
+async def test_a_tenants_long_prompts_hold_up_no_others(tmp_path):
+    async with running_service(tmp_path, chat_template=CHATML) as service:
+        tokenising = service.app.state.services.tokenising
+        text = "word " * 600
+        long: list[dict[str, Any]] = [
+            {"prompt": text},
+            {"messages": [{"role": "user", "content": text}]},
+            {"messages": [{"role": "user", "content": ""}] * 100},
+            {"messages": CHAT["messages"], "chat_template_kwargs": {"x": text}},
+        ]
+        async with service.client() as ours, service.client("zen:inference") as theirs:
+            async with tokenising.of("acme"):
+                waiting = [asyncio.create_task(ours.post("/tokenize", json=b)) for b in long]
+                for body in long:
+                    assert (await theirs.post("/tokenize", json=body)).status_code == 200
+                short = await ours.post("/tokenize", json={"prompt": "word"})
+                assert short.status_code == 200 and not any(task.done() for task in waiting)
+            assert [reply.status_code for reply in await asyncio.gather(*waiting)] == [200] * 4
 
 
 async def test_models_are_found_or_are_one_and_the_same_404(tmp_path):

@@ -57,7 +57,8 @@ class ChatController(Controller):
             template = template_of(services, tenant.name, target)
             tools = offered_tools(chat, template or tokenizer)
             grammar = await chat_grammar(tenant.name, chat, tools, services.grammars, limits)
-            prompt = await chat_prompt(tokenizer, chat, info, limits, tools, template)
+            turn = services.tokenising.of(tenant.name)
+            prompt = await chat_prompt(tokenizer, chat, info, limits, tools, template, turn)
             is_newer = chat.max_completion_tokens is not None
             sampling = sampling_params(
                 chat,

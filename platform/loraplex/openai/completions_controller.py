@@ -53,7 +53,8 @@ class CompletionsController(Controller):
             info = services.backends.engine.info
             tokenizer = services.backends.tokenizer
             completion = with_defaults(completion, target, tokenizer)
-            prompts = await completion_prompts(tokenizer, completion, info, limits)
+            turn = services.tokenising.of(tenant.name)
+            prompts = await completion_prompts(tokenizer, completion, info, limits, turn)
             check_against_engine(completion, info, len(prompts), limits.max_choices)
             grammar = await reply_grammar(tenant.name, completion, services.grammars, limits)
             sampling = [

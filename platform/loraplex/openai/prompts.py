@@ -1,7 +1,8 @@
-"""Prompts as token ids. Long ones are tokenised off the event loop, and those beyond all bounds
-not at all."""
+"""Prompts as token ids. Long ones are tokenised off the event loop, one of a tenant at a time, and
+those beyond all bounds not at all."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,8 @@ from loraplex.openai.version_defaults import VersionTemplate
 from loraplex.settings import RequestLimits
 
 T = TypeVar("T")
+Turn = AbstractAsyncContextManager[None]
+"""A tenant's turn of `Services.tokenising`, not entered yet."""
 
 _INLINE_CHARS = 2_000
 """Up to this a prompt takes about a millisecond: less than a thread's round trip is worth."""
@@ -32,8 +35,9 @@ async def chat_prompt(
     chat: ChatRequest,
     info: EngineInfo,
     limits: RequestLimits,
-    tools: Sequence[Tool] = (),
-    template: VersionTemplate | None = None,
+    tools: Sequence[Tool],
+    template: VersionTemplate | None,
+    turn: Turn,
 ) -> list[int]:
     """Render `template`, or the model's; raises `InvalidRequest` if it refuses the messages."""
     shown_tools = [template_tool(tool) for tool in tools] or None
@@ -63,10 +67,11 @@ async def chat_prompt(
             text = await template.render(messages, options)
             _check_chars(len(text), info, limits)
             encode = partial(tokenizer.encode, text, add_special_tokens=False)
-            return await _run(encode, len(text))
+            return await _run(encode, len(text), turn)
         # What a template adds to each message counts, and what it may show besides.
         size = num_chars + _MARKUP_CHARS * len(messages)
-        return await _run(render, size + len(msgspec.json.encode(options["template_kwargs"])))
+        size += len(msgspec.json.encode(options["template_kwargs"]))
+        return await _run(render, size, turn)
     except ChatTemplateError as error:
         if error.code == "invalid_messages":
             raise InvalidRequest("messages", error.message, code=error.code) from None
@@ -74,7 +79,11 @@ async def chat_prompt(
 
 
 async def completion_prompts(
-    tokenizer: Tokenizer, request: CompletionRequest, info: EngineInfo, limits: RequestLimits
+    tokenizer: Tokenizer,
+    request: CompletionRequest,
+    info: EngineInfo,
+    limits: RequestLimits,
+    turn: Turn,
 ) -> list[list[int]]:
     """Return each prompt's token ids, in order; raises `InvalidRequest`."""
     texts, token_ids = _split(request.prompt, info, limits)
@@ -89,7 +98,7 @@ async def completion_prompts(
     def encode() -> list[list[int]]:
         return [tokenizer.encode(text, add_special_tokens=special) for text in texts]
 
-    prompts = await _run(encode, sum(map(len, texts))) if texts else token_ids
+    prompts = await _run(encode, sum(map(len, texts)), turn) if texts else token_ids
     if not all(prompts):
         raise InvalidRequest("prompt", "`prompt` must not be empty", code="empty_prompt")
     return prompts
@@ -177,7 +186,8 @@ def _check_chars(num_chars: int, info: EngineInfo, limits: RequestLimits) -> Non
         raise context_length_exceeded(None, info.max_model_len)
 
 
-async def _run(work: Callable[[], T], num_chars: int) -> T:
+async def _run(work: Callable[[], T], num_chars: int, turn: Turn) -> T:
     if num_chars <= _INLINE_CHARS:
         return work()
-    return await anyio.to_thread.run_sync(work)
+    async with turn:
+        return await anyio.to_thread.run_sync(work)

@@ -16,7 +16,7 @@ from loraplex.auth import Caller, requires_any_tenant_scope, requires_inference_
 from loraplex.errors import InvalidRequest
 from loraplex.json_body import read_struct
 from loraplex.openai.constraints import offered_tools
-from loraplex.openai.prompts import chat_prompt, completion_prompts
+from loraplex.openai.prompts import Turn, chat_prompt, completion_prompts
 from loraplex.openai.requests import ChatRequest, CompletionRequest, Message, check_messages
 from loraplex.openai.resolve import resolve_target
 from loraplex.openai.sampling import check_token_ids
@@ -98,7 +98,8 @@ class TokenizeController(Controller):
         target = await resolve_target(services, tenant, model)
         template = template_of(services, tenant.name, target)
         tokenizer, info = services.backends.tokenizer, services.backends.engine.info
-        tokens = await _tokens(tokenizer, asked, model, info, limits, template)
+        turn = services.tokenising.of(tenant.name)
+        tokens = await _tokens(tokenizer, asked, model, info, limits, template, turn)
         texts = list(map(tokenizer.token_text, tokens)) if asked.return_token_strs else None
         return TokenizeReply(len(tokens), info.max_model_len, tokens, texts)
 
@@ -149,7 +150,7 @@ def service_version() -> str:
 
 async def _tokens(
     tokenizer: Tokenizer, asked: TokenizeRequest, model: str, info: EngineInfo,
-    limits: RequestLimits, template: VersionTemplate | None,
+    limits: RequestLimits, template: VersionTemplate | None, turn: Turn,
 ) -> list[int]:  # fmt: skip
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("prompt", "either `prompt` or `messages` is needed")
@@ -159,7 +160,7 @@ async def _tokens(
             prompt=asked.prompt or "",
             add_special_tokens=asked.add_special_tokens,
         )
-        return (await completion_prompts(tokenizer, completion, info, limits))[0]
+        return (await completion_prompts(tokenizer, completion, info, limits, turn))[0]
     check_messages(asked.messages, limits)
     check_tools(asked.tools or (), None, limits)
     chat = ChatRequest(
@@ -171,4 +172,4 @@ async def _tokens(
         tools=asked.tools,
     )
     tools = offered_tools(chat, template or tokenizer)
-    return await chat_prompt(tokenizer, chat, info, limits, tools, template)
+    return await chat_prompt(tokenizer, chat, info, limits, tools, template, turn)
