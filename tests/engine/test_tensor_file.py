@@ -1,5 +1,6 @@
 import gc
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,20 +57,17 @@ def test_a_file_that_is_gone_or_became_shorter_is_said_so(tmp_path: Path) -> Non
 
 def test_what_an_adapter_took_is_given_back_however_often_it_is_loaded(tmp_path: Path) -> None:
     model_dir = make_tiny_model(tmp_path / "base", "llama")
-    config = {"r": 4, "target_modules": "all-linear", "use_dora": True}
-    folder = make_tiny_adapter(tmp_path / "adapter", model_dir, seed=0, **config)
+    folder = make_tiny_adapter(
+        tmp_path / "adapter", model_dir, seed=0, r=4, target_modules="all-linear", use_dora=True
+    )
     base, digest = read_base_model(model_dir), digest_of(folder)
 
-    def load() -> int:
-        weights = load_adapter(folder, digest, base, max_rank=8, dtype=torch.bfloat16)
-        return len(weights.projections)
-
-    def allocated(num_loads: int) -> int:
+    def allocated_after(num_loads: int) -> int:
         for _ in range(num_loads):
-            assert load() > 0
+            assert load_adapter(folder, digest, base, max_rank=8, dtype=torch.bfloat16).nbytes
         gc.collect()
         return sys.getallocatedblocks()
 
-    before = allocated(5)
-    # Allocators keep a few; one object of each tensor would be over a thousand.
-    assert allocated(30) - before < 300
+    counts = [allocated_after(15) for _ in range(6)]
+    # Caches fill up at first; one object kept of each tensor would be 15 x 60 in every round.
+    assert min(after - before for before, after in pairwise(counts)) < 100
