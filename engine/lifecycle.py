@@ -112,6 +112,12 @@ class Lifecycle:
         self._wait_again(sequence)
         self._settle(sequence.request.queue)
 
+    def num_lost_blocks(self, sequence: Sequence) -> int:
+        """Full blocks that a preempted sequence would have to compute again: no prefix cache has
+        them.
+        """
+        return sequence.num_computed // self.blocks.block_size - sequence.num_published
+
     def fork(self, parent: Sequence) -> list[Sequence]:
         """At the end of a shared prefill: the parent keeps its first choice, each other gets a
         sequence of its own over the same blocks. One that finds no block starts as preempted.

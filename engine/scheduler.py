@@ -316,7 +316,8 @@ class Scheduler:
         gate.begin_step(is_idle=claim is not None and self._is_idle_for(claim.head))
         while (digest := gate.due_victim()) is not None:
             victims = self._lifecycle.running.of_adapter(digest)
-            if not all(sequence.num_drawn >= gate.stint for sequence in victims):
+            stint = gate.stint(sum(map(self._lifecycle.num_lost_blocks, victims)))
+            if not all(sequence.num_drawn >= stint for sequence in victims):
                 return
             for sequence in victims:
                 self._lifecycle.preempt(sequence)

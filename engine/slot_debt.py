@@ -12,8 +12,9 @@ them. So a claim is overdue too, whatever its place, once any single tenant was 
 Where a seat and blocks are free for the head that waits, tokens say little: few are served then,
 and slots are all that is short. Such a step leaves room unused, which makes a claim due, as a share
 of the limit: so slots go round. What is preempted for that finds most of its prefix in the cache,
-for blocks are free, and seats lie idle; what it costs is the load. So nobody is owed that: a claim
-that is only due waits until its victim has made use of its own load, one that is overdue does not.
+for blocks are free, and seats lie idle; what it costs is the load, and without a cache computing
+all of it again. So nobody is owed that: a claim that is only due waits until its victim has made
+use of what its slot cost, one that is overdue does not.
 """
 
 from collections import defaultdict

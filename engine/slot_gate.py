@@ -38,7 +38,8 @@ eight seeds; 3.4 and 5.3 with 4, 7.5 and 9.9 if slots never go round."""
 
 STINT_LOADS = 8
 """Tokens that every sequence of a victim draws before its slot goes round, for each step that a
-load takes: so loads and what is recomputed take a small share of a slot's time."""
+load takes, besides one for each block that has to be computed again: so loads and what is
+recomputed take a small share of a slot's time."""
 
 OUTLIER = 16
 """A load counts as at most so many times the average: one that had to wait for its files says
@@ -93,13 +94,15 @@ class SlotGate:
                 return reservation.queue
         return None
 
-    @property
-    def stint(self) -> int:
+    def stint(self, num_lost_blocks: int = 0) -> int:
         """Tokens that a sequence draws after its admission before it is preempted for its slot.
 
         One at least, or two adapters could recompute their prompts in turn for ever.
+        `num_lost_blocks`: full blocks of all that would be preempted that no prefix cache keeps.
         """
-        return 1 if self._debt.is_overdue else max(1, int(STINT_LOADS * self._load_steps))
+        if self._debt.is_overdue:
+            return 1
+        return max(1, int(STINT_LOADS * self._load_steps)) + num_lost_blocks
 
     @property
     def is_crowded(self) -> bool:
@@ -301,7 +304,7 @@ class SlotGate:
     def _least_felt(self) -> Adapter | None:
         # The fewest sequences, and of those what would hold its slot the longest: what ends soon
         # makes room by itself. Ties: the longest in its slot. What had no stint yet comes last.
-        tokens_left, stint = self._running.tokens_left(), self.stint
+        tokens_left, stint = self._running.tokens_left(), self.stint()
         fresh = {s.request.message.adapter for s in self._running if s.num_drawn < stint}
         return min(
             self._victim_candidates(),

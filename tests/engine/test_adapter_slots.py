@@ -5,7 +5,7 @@ import pytest
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.scheduled_batch import SlotLoad
 from engine.slot_gate import STINT_LOADS
-from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_engine import FakeSource, MemoryEngine, request, running_sequences
 
 
 def _resident(slots: AdapterSlots, digest: str) -> None:
@@ -262,6 +262,33 @@ def test_a_slot_goes_round_only_after_a_stint():
     engine.run()
     assert 2 <= engine.core.stats().preemptions <= 4, "each but the last stint of either ends so"
     for number in (0, 1):
+        engine.assert_as_alone(number)
+
+
+@pytest.mark.parametrize(("has_cache", "num_sequences"), [(True, 3), (False, 1), (False, 3)])
+def test_a_stint_is_as_much_longer_as_blocks_would_have_to_be_computed_again(
+    has_cache, num_sequences
+):
+    engine = MemoryEngine(
+        max_loras=1, max_num_seqs=8, slot_debt_tokens=10_000, num_kv_blocks=400, block_size=8,
+        max_num_batched_tokens=512, enable_prefix_cache=has_cache,
+    )  # fmt: skip
+    for number in range(num_sequences):
+        prompt = [number + 1] * 80
+        engine.add(request(number, prompt, tenant="x", adapter="a", max_tokens=100))
+    engine.step()
+    _steady(engine, "b", 9, tenant="y")
+    before = {}
+    while not engine.core.stats().preemptions:
+        before = running_sequences(engine.core)
+        drawn = [sequence.num_drawn for sequence in before.values()]
+        computed = [sequence.num_computed for sequence in before.values()]
+        engine.step()
+    assert len(before) == num_sequences == engine.core.stats().preemptions
+    num_lost = 0 if has_cache else sum(tokens // 8 for tokens in computed)
+    assert set(drawn) == {STINT_LOADS + num_lost}, "a load takes one step here"
+    engine.run()
+    for number in [*range(num_sequences), 9]:
         engine.assert_as_alone(number)
 
 
