@@ -215,6 +215,7 @@ async def test_a_hundred_first_calls_to_a_cold_adapter_are_one_load(world: World
         pipe.answer()
         assert await asyncio.gather(*calls) == [200] * 100
     assert world.service.log.read_text().count('"adapter_read"') == reads + 1
+    assert not pipe.is_awaited, "it was fetched by several"
 
 
 async def go_away(*calls: asyncio.Task[int]) -> None:
