@@ -63,11 +63,20 @@ async def soak(service: DemoService, examples: list[Path], options: argparse.Nam
         sampler = asyncio.create_task(watch.sample_for_ever(max(1.0, options.minutes / 6)))
         actors = [asyncio.create_task(traffic.ask_for_ever(n)) for n in range(NUM_CLIENTS)]
         actors.append(asyncio.create_task(traffic.publish_for_ever()))
-        killer = kill_engines(traffic, lambda: child(service, "engine"), options.kill_every)
-        actors.append(asyncio.create_task(killer))
-        await asyncio.wait(actors, timeout=60 * options.minutes, return_when="FIRST_EXCEPTION")
+        # In the first half: the last engine then lives for long enough to show a slow leak.
+        killer = asyncio.create_task(
+            kill_engines(
+                traffic,
+                lambda: child(service, "engine"),
+                options.kill_every,
+                until=started + 30 * options.minutes,
+            )
+        )
+        await asyncio.wait(
+            [*actors, killer], timeout=60 * options.minutes, return_when="FIRST_EXCEPTION"
+        )
         traffic.stopping.set()
-        await asyncio.gather(*actors)
+        await asyncio.gather(*actors, killer)
         await watch.sample()
         sampler.cancel()
         for tenant in tenants:

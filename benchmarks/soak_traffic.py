@@ -234,11 +234,14 @@ class Traffic:
 
 
 async def kill_engines(
-    traffic: Traffic, find: Callable[[], psutil.Process], every_seconds: float
+    traffic: Traffic, find: Callable[[], psutil.Process], every_seconds: float, until: float
 ) -> None:
-    """Kill the engine now and then, and see how long the service needs to be ready again."""
+    """Kill the engine now and then, and see how long the service needs to be ready again.
+
+    None is killed later than `until` (of `time.monotonic`), nor so late that it could be.
+    """
     record = traffic.record
-    while not traffic.stopping.is_set():
+    while time.monotonic() + every_seconds <= until:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(traffic.stopping.wait(), every_seconds)
             return

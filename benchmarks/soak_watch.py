@@ -20,10 +20,11 @@ WARM_UP_SECONDS = 45.0
 """After a process was first seen at work: it makes threads, meets its longest batches."""
 MIN_SECONDS = 60.0
 """Of the life after that, or nothing can be said of it."""
-MAX_GROWTH = 0.05
-"""Of a process's resident memory, from the first third of its life to the last, and ..."""
-MIN_GROWTH_MIB = 16.0
-"""... what allocators keep is not a leak."""
+MAX_GROWTH_MIB = 12.0
+"""From the first third of a process's life to the last: what allocators keep, and the engine's
+records of its last steps and requests, which are as many as they may be after about ten minutes."""
+KEEP_ALIVE_SECONDS = 6.0
+"""More than httpx keeps a connection that is idle."""
 _KINDS = {"socket": "sockets", "pipe": "pipes", "anon_inode": "others"}
 _AT_REST = ("running", "waiting", "kv_blocks_used", "slots_used", "host_adapters")
 
@@ -53,8 +54,7 @@ class Memory:
 
     @property
     def is_flat(self) -> bool:
-        grown = self.last - self.first
-        return grown <= max(MIN_GROWTH_MIB, MAX_GROWTH * self.first)
+        return self.last - self.first <= MAX_GROWTH_MIB
 
 
 @dataclass
@@ -129,14 +129,23 @@ class Watch:
     async def counts_at_rest(
         self, expected: dict[str, int] | None, seconds: float
     ) -> dict[str, int]:
-        """Counts once they are as expected (None: nothing is in use), or when time is over."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while True:
-            counts = await self.counts()
-            is_at_rest = counts == expected if expected else not any(counts[n] for n in _AT_REST)
-            if is_at_rest or asyncio.get_running_loop().time() > deadline:
-                return counts
+        """Counts once they are as expected, or when time is over.
+
+        None: once nothing is in use, and nothing has changed for as long as the client's idle
+        connections live.
+        """
+        now = asyncio.get_running_loop().time
+        deadline, counts, since = now() + seconds, await self.counts(), now()
+        while now() < deadline:
+            if counts == expected:
+                break
+            is_idle = not any(counts[name] for name in _AT_REST)
+            if expected is None and is_idle and now() > since + KEEP_ALIVE_SECONDS:
+                break
             await asyncio.sleep(0.5)
+            before, counts = counts, await self.counts()
+            since = since if counts == before else now()
+        return counts
 
 
 def _descriptors(process: psutil.Process) -> dict[str, int]:
