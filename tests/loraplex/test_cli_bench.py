@@ -1,6 +1,8 @@
 """`loraplex bench`, as one types it."""
 
 import json
+import signal
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -138,4 +140,49 @@ def test_what_is_sent_and_not_counted_is_told_and_figures_have_units():
     assert "20 requests; the first 2 are its warm-up and not counted" in result.stdout
     assert "warm-up" not in whole.stdout
     assert "TTFT of 500 ms and TPOT of" in result.stdout
-    assert "20 requests to " in result.stderr
+    assert (
+        f"8 at a time: sending 20 requests to {server.url}/v1/: prompts of 4 tokens and replies of 3 "
+        "on average, 140 tokens in all ...\n"
+    ) in result.stderr
+
+
+def test_queue_time_is_told_by_cause_of_a_single_model_too_and_not_where_nobody_waited():
+    replies = {"waited": {"load": 2.0, "slot": 1.0, "kv": 0.0}, "did not": {"turn": 0.0}}
+    said = {}
+    for name, queue in replies.items():
+        with sse_server(
+            lambda body, queue=queue: tokens(body, loraplex={"queue": queue})
+        ) as server:
+            said[name] = _bench("--url", server.url, *SMALL).stdout
+    assert "By model, at 8 at a time" in said["waited"] and "load 2.0, slot 1.0\n" in said["waited"]
+    assert "By model" not in said["did not"]
+
+
+def _interrupt(server, number):
+    """Answer all but request `number`, at which the user presses Ctrl-C."""
+
+    def reply(body):
+        if len(server[0].requests) == number:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            return iter(())
+        return tokens(body)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(3, "this run.\n"), (9, "this run; before it: 1 at a time.\n")]
+)
+def test_an_interrupted_run_says_how_far_it_came_and_is_no_figure(number, words, tmp_path):
+    rows, found = tmp_path / "rows.json", []
+    with sse_server(_interrupt(found, number)) as server:
+        found.append(server)
+        result = _bench("--url", server.url, "--concurrency", 1, "--concurrency", 1, *SMALL,
+                        "--json", rows)  # fmt: skip
+    assert result.exit_code == 130
+    assert (
+        f"Interrupted: 2 of 6 requests had ended. Nothing is reported of {words}" in result.stderr
+    )
+    assert ("tokens/s" in result.stdout, rows.exists()) == (number == 9, number == 9)
+    if rows.exists():
+        assert len(json.loads(rows.read_text())["rows"]) == 1

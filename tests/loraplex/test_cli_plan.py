@@ -126,3 +126,5 @@ def test_few_seeds_are_said_to_be_noise(monkeypatch):
     )  # fmt: skip
     result = _run("simulate", "--preset", "seeds", "--seeds", 2, "--processes", 1)
     assert result.exit_code == 1 and "2 seeds are few" in result.output and "OFF" in result.output
+    result = _run("simulate", "--preset", "seeds", "--processes", 1)
+    assert "seeds: 10 ..." in result.output and "are few" not in result.output

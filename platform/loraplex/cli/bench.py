@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar, get_args
 
 import click
@@ -35,6 +36,10 @@ from loraplex.reports.of_load import load_report
 
 T = TypeVar("T")
 
+_INTERRUPTED = 130
+"""The exit status, as of whatever Ctrl-C ends."""
+_SHOWN_QUEUE_MS = 0.05
+"""What is not shown as 0.0."""
 COLUMNS = (
     ("requests", "num_requests", 0), ("failed", "num_failed", 0),
     ("tokens/s", "output_tokens_per_second", 1), ("TTFT p50, ms", "ttft_p50_ms", 1),
@@ -147,21 +152,31 @@ def bench(
         arrivals=arrivals,
     )
     runs: list[LoadRun] = []
+    is_interrupted = False
     checked: set[tuple[str | None, str]] = set()
     for loop in loops:
-        calls = list(plan.format.calls(plan.arrivals(loop.amount or 1.0), seed))
+        workload = plan.arrivals(loop.amount or 1.0)
+        calls = list(plan.format.calls(workload, seed))
         asked = {(keys.get(call.tenant, api_key), call.model) for call in calls}
         _asked(check_models(base_url, sorted(asked - checked, key=str), silence))
         checked |= asked
-        what = f"{loop.label}: sending {_requests(len(calls))} to {base_url} ..."
-        with CountedWork(what, len(calls)) as work:
-            run = asyncio.run(
-                run_load(
-                    base_url, loop, calls, key=api_key, tenant_keys=keys, silence=silence,
-                    warm_up=warm_up, slo=slo, on_progress=work.update,
-                )
-            )  # fmt: skip
+        what = f"{loop.label}: sending {_requests(len(calls))} to {base_url}: {_size(workload)} ..."
+        work = CountedWork(what, len(calls))
+        try:
+            with work:
+                run = asyncio.run(
+                    run_load(
+                        base_url, loop, calls, key=api_key, tenant_keys=keys, silence=silence,
+                        warm_up=warm_up, slo=slo, on_progress=work.update,
+                    )
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            _tell_interrupted(work.done, len(calls), runs)
+            is_interrupted = True
+            break
         runs.append(run)
+    if not runs:
+        raise click.exceptions.Exit(_INTERRUPTED)
     _write(runs, warm_up, jsonl_file, json_file)
     if html_file is not None:
         settings = [
@@ -174,6 +189,8 @@ def bench(
         ]  # fmt: skip
         html_file.write_text(render(load_report(runs, warm_up, settings)))
     _print(runs, warm_up, slo)
+    if is_interrupted:
+        raise click.exceptions.Exit(_INTERRUPTED)
     if all(run.figures.num_failed == run.figures.num_requests for run in runs):
         raise click.exceptions.Exit(1)
 
@@ -244,6 +261,24 @@ def _requests(number: int) -> str:
     return "1 request" if number == 1 else f"{number:,} requests"
 
 
+def _size(workload: Sequence[Arrival]) -> str:
+    prompts = [len(request.prompt_token_ids) for _, request in workload]
+    replies = [request.sampling.max_tokens for _, request in workload]
+    return (
+        f"prompts of {fmean(prompts):,.0f} tokens and replies of {fmean(replies):,.0f} on average, "
+        f"{sum(prompts) + sum(replies):,} tokens in all"
+    )
+
+
+def _tell_interrupted(num_done: int, num_calls: int, finished: Sequence[LoadRun]) -> None:
+    before = f"; before it: {', '.join(run.loop.label for run in finished)}" if finished else ""
+    click.echo(
+        f"Interrupted: {num_done:,} of {_requests(num_calls)} had ended. Nothing is reported of "
+        f"this run{before}.",
+        err=True,
+    )
+
+
 def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
     headings = ["load", *(heading for heading, _, _ in COLUMNS)]
     rows = [
@@ -270,7 +305,8 @@ def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
     if errors:
         click.echo(f"Failed with: {', '.join(errors[:8])}")
     models = by_model(counted)
-    if len(models) > 1:
+    has_waited = any(ms >= _SHOWN_QUEUE_MS for m in models for ms in m.queue_ms.values())
+    if len(models) > 1 or has_waited:
         click.echo(f"\nBy model, at {runs[-1].loop.label}")
         print_table(
             [
@@ -281,7 +317,8 @@ def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
                 [
                     m.model, m.num_requests, m.num_failed, f"{m.ttft_p50_ms:,.1f}",
                     f"{m.ttft_p99_ms:,.1f}", f"{m.queue_p99_ms:,.1f}",
-                    ", ".join(f"{cause} {ms:,.1f}" for cause, ms in m.queue_ms.items() if ms > 0),
+                    ", ".join(f"{cause} {ms:,.1f}" for cause, ms in m.queue_ms.items()
+                              if ms >= _SHOWN_QUEUE_MS),
                 ]
                 for m in models
             ),

@@ -40,6 +40,8 @@ class CountedWork:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=total, state="")
         self._began = self._said = clock()
+        self.done = 0
+        """How many parts are."""
 
     def __enter__(self) -> Self:
         self._say(self._what)
@@ -57,6 +59,7 @@ class CountedWork:
 
     def update(self, done: int, state: str = "") -> None:
         """So many parts are done, and this is what goes on."""
+        self.done = done
         self._bar.update(self._task, completed=done, state=state)
         now = self._clock()
         if self._console.is_terminal or now - self._said < self._line_seconds:
