@@ -140,7 +140,8 @@ class _PeftModel:
         except ImportError:
             raise VerificationError(
                 "PEFT is not installed, and it is what the adapter is compared with. "
-                "Run: pip install 'loraplex[train]'"
+                "Run: pip install 'loraplex[train]'; in a checkout: "
+                ".venv/bin/python -m pip install -c constraints.txt -e '.[train]'"
             ) from None
         from transformers import AutoModelForCausalLM
 

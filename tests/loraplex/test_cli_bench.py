@@ -141,8 +141,8 @@ def test_what_is_sent_and_not_counted_is_told_and_figures_have_units():
     assert "warm-up" not in whole.stdout
     assert "TTFT of 500 ms and TPOT of" in result.stdout
     assert (
-        f"8 at a time: sending 20 requests to {server.url}/v1/: prompts of 4 tokens and replies of 3 "
-        "on average, 140 tokens in all ...\n"
+        f"8 at a time: sending 20 requests to {server.url}/v1/: prompts of 4 tokens and replies "
+        "of 3 on average, 140 tokens in all ...\n"
     ) in result.stderr
 
 

@@ -157,6 +157,7 @@ def test_without_peft_the_fix_is_named(folders, monkeypatch):
     result = verify(adapter, "--base", base)
     assert result.exit_code == 1
     assert "pip install 'loraplex[train]'" in result.output
+    assert ".venv/bin/python -m pip install -c constraints.txt -e '.[train]'" in result.output
 
 
 def test_an_adapter_of_another_base_is_refused(folders, tmp_path):
@@ -187,3 +188,20 @@ def test_a_base_that_is_not_there_is_an_error(folders):
     result = verify(adapter, "--base", "/nowhere/at/all")
     assert result.exit_code == 1
     assert "--base /nowhere/at/all" in result.output
+
+
+def test_a_base_that_only_the_config_names_is_said_to_come_from_there(tmp_path, monkeypatch):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/absent"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+
+    def no_hub(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_hub)
+    result = verify(tmp_path)
+    assert result.exit_code == 1 and "--base org/absent" not in result.output
+    assert result.output.strip() == (
+        f"Error: org/absent (the base that {tmp_path}/adapter_config.json names) cannot be fetched "
+        "from the hub: no network. Give --base DIR"
+    )
+    assert "--base org/absent cannot be fetched" in verify(tmp_path, "--base", "org/absent").output

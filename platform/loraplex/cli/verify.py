@@ -48,15 +48,20 @@ def verify(
     from loraplex.verification import VerificationError, verify_adapter
 
     transformers.utils.logging.disable_progress_bar()
+    name = base or _base_of(adapter)
     try:
-        model_dir = resolve_model(base or _base_of(adapter))
+        model_dir = resolve_model(name)
         tokenizer = Tokenizer.from_pretrained(model_dir)
         prompts = [tokenizer.encode(text, add_special_tokens=True) for text in PROMPTS]
         found = verify_adapter(
             adapter, model_dir, prompts, max_tokens=max_tokens, cpu_kernels=kernels
         )
     except ServeError as error:
-        raise click.ClickException(str(error).replace("--model", "--base")) from error
+        if base:
+            raise click.ClickException(str(error).replace("--model", "--base", 1)) from error
+        named = f"{name} (the base that {adapter / 'adapter_config.json'} names)"
+        said = str(error).replace(f"--model {name}", named, 1)
+        raise click.ClickException(f"{said}. Give --base DIR") from error
     except (
         VerificationError,
         ConfigError,
