@@ -5,6 +5,7 @@ without local variables, since those hold prompts and keys.
 """
 
 import logging
+import sys
 from typing import Any, cast
 
 import structlog
@@ -13,6 +14,7 @@ from litestar.plugins.structlog import StructlogConfig, StructlogPlugin
 from litestar.types import Message, Scope
 from structlog.typing import EventDict
 
+from engine.logs import line_renderer, time_stamp
 from loraplex.request_id import request_id
 
 _log = structlog.get_logger("loraplex.access")
@@ -21,19 +23,23 @@ _TEXTS = frozenset(("exc_value", "exc_notes", "syntax_error"))
 
 
 def structlog_plugin() -> StructlogPlugin:
-    """Return the logging set-up of an API process: one JSON object a line."""
+    """Return the logging set-up of an API process: one JSON object a line, or for a terminal lines
+    for people."""
+    out = sys.stdout
+    names = [_name_process] if out.isatty() else []
     return StructlogPlugin(
         StructlogConfig(
             structlog_logging_config=StructLoggingConfig(
                 processors=[
                     structlog.contextvars.merge_contextvars,
                     structlog.processors.add_log_level,
-                    structlog.processors.TimeStamper(fmt="iso", utc=True),
+                    *names,
+                    time_stamp(out),
                     structlog.processors.ExceptionRenderer(
                         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
                     ),
                     without_exception_texts,
-                    structlog.processors.JSONRenderer(),
+                    *line_renderer(out),
                 ],
                 logger_factory=structlog.PrintLoggerFactory(),
                 wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -53,6 +59,11 @@ def without_exception_texts(_: object, __: str, event: EventDict) -> EventDict:
     if "exception" in event:
         event["exception"] = _without_texts(event["exception"])
     return event
+
+
+def _name_process(_: object, __: str, event: EventDict) -> EventDict:
+    """Among the lines of the engine and the supervisor; JSON tells them by their stream."""
+    return {"process": "api", **event}
 
 
 def _without_texts(rendered: Any) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from adapter_store.errors import RegistryUnavailable
-from adapter_store.registry.records import CreatedKey
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from loraplex.database import DatabaseNotMigrated, check, is_embedded, upgrade
@@ -39,7 +38,8 @@ async def prepare_schema(database_url: str) -> None:
 
 
 async def prepare_registry(data: DataDir, settings: Settings, base_names: tuple[str, ...]) -> None:
-    """See that no adapter hides behind the base model's names, and that there is an admin key.
+    """See that no adapter hides behind the base model's names, and that there is an admin key: in
+    its file, unless a terminal shows it, for which `show_admin_key` makes it.
 
     Raises `ServeError`.
     """
@@ -50,21 +50,43 @@ async def prepare_registry(data: DataDir, settings: Settings, base_names: tuple[
                 f"the base model cannot be called {taken[0]!r}: an adapter of a tenant has that "
                 "name; choose another --served-model-name, or rename the model's folder"
             )
-        created = None if settings.auth.admin_key else await registry.ensure_admin_key()
+        if settings.auth.admin_key or sys.stdout.isatty():
+            return
+        if (created := await registry.ensure_admin_key()) is not None:
+            write_admin_key(data, created.plain)
+            Console(stderr=True).print(
+                f"Admin key written to {data.admin_key_file}", highlight=False
+            )
+    finally:
+        await registry.close()
+
+
+async def show_admin_key(data: DataDir, settings: Settings) -> None:
+    """In a terminal, show the admin key if there was none yet, and else say where it is.
+
+    It is made only now, when all runs: a start that fails shows none, and the next one does.
+    """
+    if not sys.stdout.isatty():
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    if settings.auth.admin_key:
+        console.print("  Admin key  the one of the settings (LORAPLEX_ADMIN_KEY)")
+        return
+    registry = Registry(Database(settings.storage.database_url))
+    try:
+        created = await registry.ensure_admin_key()
+    except RegistryUnavailable:
+        console.print("  Admin key  not made, the registry does not answer: start again for it")
+        return
     finally:
         await registry.close()
     if created is not None:
-        _tell_admin_key(data, created)
-
-
-def _tell_admin_key(data: DataDir, created: CreatedKey) -> None:
-    if sys.stdout.isatty():
-        Console().print(
-            f"Admin key (shown this once): [bold]{created.plain}[/bold]", highlight=False
-        )
+        console.print(f"  Admin key  [bold]{created.plain}[/bold]")
+        console.print("             shown this once: keep it, the registry has only its hash")
+    elif data.admin_key_file.exists():
+        console.print(f"  Admin key  in {data.admin_key_file}", markup=False)
     else:
-        write_admin_key(data, created.plain)
-        Console(stderr=True).print(f"Admin key written to {data.admin_key_file}", highlight=False)
+        console.print("  Admin key  shown at the first start on this data")
 
 
 async def restore_usage(storage: StorageSettings) -> None:

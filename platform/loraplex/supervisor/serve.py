@@ -7,10 +7,15 @@ from rich.console import Console
 
 from engine.errors import ConfigError
 from engine.logs import configure_logs
-from loraplex.settings import SettingsError
+from loraplex.settings import Settings, SettingsError
 from loraplex.supervisor.data_dir import DataDir, DataDirError, open_data_dir, run_directory
 from loraplex.supervisor.listeners import metrics_listeners, open_listener
-from loraplex.supervisor.registry_start import prepare_registry, prepare_schema, restore_usage
+from loraplex.supervisor.registry_start import (
+    prepare_registry,
+    prepare_schema,
+    restore_usage,
+    show_admin_key,
+)
 from loraplex.supervisor.serve_options import (
     ServeError,
     ServeOptions,
@@ -51,7 +56,7 @@ async def serve(options: ServeOptions) -> None:
                 drain_seconds=options.drain_seconds,
             )
             beside = (
-                asyncio.create_task(_greet(url, options.model_name, data)),
+                asyncio.create_task(_greet(url, options.model_name, data, settings)),
                 asyncio.create_task(restore_usage(settings.storage)),
             )
             try:
@@ -61,6 +66,9 @@ async def serve(options: ServeOptions) -> None:
                     task.cancel()
     except (DataDirError, SettingsError, ConfigError) as error:
         raise ServeError(str(error)) from None
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print("Stopped.")
 
 
 def _url(host: str, port: int) -> str:
@@ -68,8 +76,8 @@ def _url(host: str, port: int) -> str:
     return f"http://{name}:{port}"
 
 
-async def _greet(url: str, model_name: str, data: DataDir) -> None:
-    """Say where the service is, once it is ready."""
+async def _greet(url: str, model_name: str, data: DataDir, settings: Settings) -> None:
+    """Say where the service is, and in a terminal where its admin key is, once it is ready."""
     async with httpx.AsyncClient(base_url=url, timeout=2.0, trust_env=False) as http:
         while True:
             try:
@@ -78,7 +86,15 @@ async def _greet(url: str, model_name: str, data: DataDir) -> None:
             except httpx.TransportError:
                 pass
             await asyncio.sleep(0.2)
-    Console(stderr=True).print(
-        f"Loraplex serves {model_name} at {url}  (API: {url}/docs, data: {data.root})",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.print(
+            f"Loraplex serves {model_name} at {url}  (API: {url}/docs, data: {data.root})",
+            markup=False,
+        )
+        await show_admin_key(data, settings)
+        return
+    console.print(f"\nLoraplex serves {model_name} at {url}", style="bold", markup=False)
+    console.print(f"  API page   {url}/docs\n  Data       {data.root}", markup=False)
+    await show_admin_key(data, settings)
+    console.print("  Ctrl-C stops it.")

@@ -108,7 +108,6 @@ async def supervise(service: Service) -> None:
     finally:
         stopped.cancel()
         if stop.is_set():  # else a process has just said why it cannot start: the last word
-            _log.info("stopping", drain_seconds=service.drain_seconds)
             _tell_stop(service.drain_seconds)
         service.listener.close()  # from now on a connection is refused: not ready at once
         # The engine goes last: the streams that drain need it, and what it did is read after them.
@@ -161,9 +160,11 @@ def _api_payload(service: Service, number: int) -> Callable[[int], bytes]:
 
 
 def _tell_stop(drain_seconds: float) -> None:
-    """In a terminal; elsewhere the log's line is enough."""
+    """In a terminal a sentence, elsewhere a line of the log."""
     console = Console(stderr=True)
-    if console.is_terminal:
+    if not console.is_terminal:
+        _log.info("stopping", drain_seconds=drain_seconds)
+    else:
         console.print(
             f"\nStopping: what runs may go on for {drain_seconds:g} s; "
             "Ctrl-C again ends it at once.",
