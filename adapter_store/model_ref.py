@@ -61,14 +61,22 @@ def parse_model_ref(text: str) -> ModelRef:
 def model_not_found(model: str) -> ModelNotFound:
     """The one answer for unknown, foreign and deleted adapters, and for mistyped models."""
     shown = model if len(model) <= 100 else model[:100] + "…"
-    return ModelNotFound(f"The model {shown!r} does not exist or you do not have access to it.")
+    return ModelNotFound(
+        f"The model {shown!r} does not exist or you do not have access to it. "
+        f"`GET /v1/models` lists yours; the base is `{BASE_NAME}`."
+    )
 
 
 def version_not_found(ref: ModelRef, versions: Sequence[int]) -> ModelNotFound:
     """The answer for a version that an adapter of the caller's own has not; newest first."""
-    newest = ", ".join(map(str, versions[:MAX_TOLD]))
-    told = f"it has {newest}" if len(versions) <= MAX_TOLD else f"the newest are {newest}"
+    told = versions_told(versions)
     return ModelNotFound(f"The adapter {ref.name!r} has no version {ref.version}; {told}.")
+
+
+def versions_told(versions: Sequence[int]) -> str:
+    """What is said of an adapter's versions, newest first: all that are given, or the newest."""
+    newest = ", ".join(map(str, versions[:MAX_TOLD]))
+    return f"it has {newest}" if len(versions) <= MAX_TOLD else f"the newest are {newest}"
 
 
 def alias_not_found(ref: ModelRef, aliases: Sequence[str], newest: int) -> ModelNotFound:

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from adapter_store.errors import AdapterNotFound, VersionNotFound
-from adapter_store.model_ref import MAX_VERSION, check_page, is_name
+from adapter_store.model_ref import MAX_TOLD, MAX_VERSION, check_page, is_name, versions_told
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import Adapter, AdapterVersion, Alias
@@ -38,7 +38,7 @@ async def find_row(
 
 
 async def find_version(session: AsyncSession, adapter: Adapter, number: int) -> AdapterVersion:
-    """The row of a version; raises `VersionNotFound`."""
+    """The row of a version; raises `VersionNotFound`, which says what versions there are."""
     version = None
     if 0 < number <= MAX_VERSION:
         version = await session.scalar(
@@ -47,7 +47,14 @@ async def find_version(session: AsyncSession, adapter: Adapter, number: int) -> 
             )
         )
     if version is None:
-        raise VersionNotFound(f"the adapter {adapter.name!r} has no version {number}")
+        newest = await session.scalars(
+            select(AdapterVersion.number)
+            .where(AdapterVersion.adapter_id == adapter.id)
+            .order_by(AdapterVersion.number.desc())
+            .limit(MAX_TOLD + 1)
+        )
+        told = versions_told(newest.all())
+        raise VersionNotFound(f"the adapter {adapter.name!r} has no version {number}; {told}")
     return version
 
 

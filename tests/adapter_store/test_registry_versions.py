@@ -143,8 +143,9 @@ async def test_aliases_move_under_guard_and_name_what_they_left(registry_url: st
 async def test_aliases_refuse_what_does_not_exist(registry_url: str):
     async with open_registry(registry_url) as registry:
         await push(registry, "one")
-        with pytest.raises(VersionNotFound):
+        with pytest.raises(VersionNotFound) as caught:
             await registry.set_alias("acme", "support", "default", 2)
+        assert caught.value.message == "the adapter 'support' has no version 2; it has 1"
         with pytest.raises(AdapterNotFound):
             await registry.set_alias("acme", "other", "default", 1)
         with pytest.raises(InvalidName):
@@ -160,7 +161,7 @@ async def test_a_version_in_use_by_an_alias_stays(registry_url: str):
         with pytest.raises(VersionInUse, match="default"):
             await registry.delete_version("acme", "support", 2)
         assert await registry.delete_version("acme", "support", 1) == [digest_of("one")]
-        with pytest.raises(VersionNotFound):
+        with pytest.raises(VersionNotFound, match=r"no version 1; it has 2$"):
             await registry.delete_version("acme", "support", 1)
         assert await version_of(registry, "support@1") is None
         assert await version_of(registry, "support") == 2
@@ -272,7 +273,10 @@ async def test_of_a_live_adapter_of_its_own_a_tenant_is_told_what_there_is(regis
                 await registry.resolve(tenant, parse_model_ref(model))
             return caught.value.message
 
-        generic = "The model {!r} does not exist or you do not have access to it."
+        generic = (
+            "The model {!r} does not exist or you do not have access to it. "
+            "`GET /v1/models` lists yours; the base is `base`."
+        )
         assert await told("support@1") == generic.format("support@1")
         await push(registry, "one", publish=False)
         none = "The adapter 'support' has no alias {!r}; it has none, and its newest version is "
@@ -285,6 +289,8 @@ async def test_of_a_live_adapter_of_its_own_a_tenant_is_told_what_there_is(regis
             "The adapter 'support' has no version 1; "
             "the newest are 12, 11, 10, 9, 8, 7, 6, 5, 4, 3."
         )
+        with pytest.raises(VersionNotFound, match=r"the newest are 12, .*, 3$"):
+            await registry.get_version("acme", "support", 1)
         assert await told("support:b") == (
             "The adapter 'support' has no alias 'b'; it has a10, a11, a12, a2, a3, a4, a5, a6, a7, "
             "a8, …, and its newest version is support@12."

@@ -365,8 +365,12 @@ async def test_models_are_found_or_are_one_and_the_same_404(tmp_path):
                     reply = await client.post(f"/v1/{path}", json={**body, "model": model})
                     error = reply.json()["error"]
                     assert (reply.status_code, error["code"]) == (404, "model_not_found"), model
-                    shapes.add((error["type"], error["param"], error["message"].split("'")[0]))
-                assert len(shapes) == 1
+                    first, _, last = error["message"].partition(" does not exist or ")
+                    shapes.add((error["type"], error["param"], first.split("'")[0], last))
+                assert shapes == {
+                    ("not_found_error", None, "The model ", "you do not have access to it. "
+                     "`GET /v1/models` lists yours; the base is `base`."),
+                }  # fmt: skip
             assert service.engine.requests == {}
             for model in ["base", "tiny", "tiny-chat", "org/Tiny-Chat"]:
                 reply = await client.post("/v1/completions", json={**COMPLETION, "model": model})
