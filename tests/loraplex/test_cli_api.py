@@ -47,6 +47,7 @@ VERSION = {
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
     "/v1/adapters": "<html>a proxy's page</html>",
+    "/v1/adapters?limit=1": json.dumps({"data": []}),
     "/t/acme/v1/adapters": json.dumps({"data": [ADAPTER]}),
     "/t/acme/v1/adapters/legal": json.dumps(ADAPTER),
     "/t/acme/v1/adapters/legal/versions": json.dumps(
@@ -60,16 +61,23 @@ REPLIES = {
     "/admin/tenants?after=acme&limit=1000": json.dumps({"data": TENANTS[1:]}),
     f"/admin/tenants/acme/keys/{KEY_ID}/rotate": json.dumps({"key": "lpx_new"}),
 }
+REFUSALS = {
+    "Bearer lpx_revoked": (401, "invalid_api_key"),
+    "Bearer lpx_inference": (403, "insufficient_scope"),
+    "Bearer lpx_admin": (403, "tenant_required"),
+}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     """Says what was asked, where it knows no better."""
 
     def do_GET(self) -> None:
-        if self.headers["authorization"] == "Bearer lpx_revoked":
-            self.send_response(401)
+        refused = REFUSALS.get(self.headers["authorization"])
+        if refused is not None:
+            status, code = refused
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(b'{"detail": "no", "code": "invalid_api_key"}')
+            self.wfile.write(json.dumps({"detail": "no", "code": code}).encode())
             return
         body = REPLIES.get(self.path)
         self.send_response(200 if body else 404)
@@ -188,6 +196,25 @@ def test_a_refused_key_is_told_what_may_be_wrong_with_it(url: str):
     for words in ("LORAPLEX_API_KEY", "unknown, revoked or past its time", "loraplex keys create"):
         assert words in result.stderr
     assert "lpx_revoked" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("lpx_revoked", "unknown, revoked or past its time"),
+        ("lpx_inference", "insufficient_scope"),
+        ("lpx_admin", "an admin's key, which belongs to no tenant: name the tenant by --tenant"),
+    ],
+)
+def test_a_key_that_may_not_push_is_refused_before_the_upload(
+    url: str, tmp_path: Path, key: str, words: str
+):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.symlink_to("/proc/self/mem")  # reading it would be another error
+    result = run(url, "adapters", "push", "x", str(tmp_path), key=key)
+    assert (result.exit_code, words in result.stderr) == (1, True)
+    assert "cannot be read" not in result.stderr
 
 
 def test_where_nothing_listens_the_address_is_named_and_how_to_start_a_service():

@@ -1,6 +1,7 @@
 """Versions with a chat template, stop tokens and sampling of their own, over HTTP."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -144,12 +145,32 @@ async def test_tokenize_counts_with_the_versions_template(service):
     assert counted["tokens"] == service.engine.requests[1].prompt_token_ids
 
 
-async def test_the_command_line_sends_what_it_is_told(service, tmp_path):
-    config, weights = adapter_files()
-    folder = tmp_path / "adapter"
+async def test_the_command_line_says_what_a_name_means_after_a_push(service, tmp_path):
+    options = ["--url", service.url, "--api-key", service.keys["acme:tenant"]]
+
+    async def told(name: str, seed: int, *flags: str) -> str:
+        folder = adapter_folder(tmp_path / str(seed), seed)
+        arguments = ["adapters", "push", name, str(folder), *flags, *options]
+        result = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(main, arguments))
+        assert result.exit_code == 0, result.output
+        (line,) = (line for line in result.stdout.splitlines() if line.startswith(f"{name}@"))
+        return line.rpartition("; ")[2]
+
+    assert await told("cli", 1, "--no-publish") == "cli means no version yet"
+    assert await told("cli", 2) == "cli now means @2"
+    assert await told("cli", 3, "--no-publish") == "cli still means @2"
+
+
+def adapter_folder(folder: Path, seed: int = 0) -> Path:
+    config, weights = adapter_files(seed)
     folder.mkdir()
     (folder / "adapter_config.json").write_bytes(config)
     (folder / "adapter_model.safetensors").write_bytes(weights)
+    return folder
+
+
+async def test_the_command_line_sends_what_it_is_told(service, tmp_path):
+    folder = adapter_folder(tmp_path / "adapter")
     (tmp_path / "template.jinja").write_text(TEMPLATE)
     arguments = [
         "adapters", "push", "legal", str(folder), "--json",

@@ -93,10 +93,11 @@ def push(
         return
     state = "unchanged" if reply.get("unchanged") else "registered"
     aliases: dict[str, int] = api.call("GET", f"/v1/adapters/{segment(name)}")["aliases"]
-    default = f"@{aliases['default']}" if "default" in aliases else "not set"
+    means = "still means" if no_publish else "now means"
+    default = f"{means} @{aliases['default']}" if "default" in aliases else "means no version yet"
     click.echo(
         f"{reply['name']}@{reply['version']} {state}, digest {reply['digest'][:12]}; "
-        f"{reply['name']} now means {default}"
+        f"{reply['name']} {default}"
     )
     for warning in reply["report"].get("warnings", []):
         click.echo(f"warning: {warning}", err=True)

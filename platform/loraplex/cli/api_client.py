@@ -23,6 +23,7 @@ START_ONE = (
     "LORAPLEX_URL"
 )
 _KEY_REFUSED = "invalid_api_key"
+_TENANT_REQUIRED = "tenant_required"
 _PUSH_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
 """The service inspects large uploads one after the other."""
 
@@ -90,7 +91,9 @@ class ApiClient:
         if response.is_success:
             return response
         error = _error_of(response)
-        raise _key_refused(self._url) if error.code == _KEY_REFUSED else error
+        if error.code == _KEY_REFUSED:
+            raise _key_refused(self._url)
+        raise _tenant_required() if error.code == _TENANT_REQUIRED else error
 
     def list_all(self, path: str) -> dict[str, list[dict[str, Any]]]:
         """Return a list that comes in pages, whole."""
@@ -115,7 +118,7 @@ class ApiClient:
         """Upload a PEFT folder, or a zip of one, as the next version of `name`.
 
         `serving` are the parts that say how the version is served, such as `chat_template`. What
-        no service takes is refused before anything is sent.
+        no service takes is refused before anything is sent, and a key before its upload.
         """
         try:
             check_adapter_name(name)
@@ -130,6 +133,7 @@ class ApiClient:
             paths = {"archive": source}
         else:
             raise CallFailed(f"{source} is neither a folder nor a .zip file")
+        self.call("GET", "/v1/adapters", params={"limit": "1"})  # needs the rights of an upload
         total = sum(path.stat().st_size for path in paths.values())
         task = progress.add_task(f"Uploading {name}", total=total) if progress else None
         opened: dict[str, IO[bytes]] = {}
@@ -182,6 +186,14 @@ def _key_refused(url: str) -> CallFailed:
         f"the service at {url} does not take this API key (LORAPLEX_API_KEY, or --api-key): it is "
         f"unknown, revoked or past its time. {KEY_SOURCES} (401, {_KEY_REFUSED})",
         status=401, code=_KEY_REFUSED,
+    )  # fmt: skip
+
+
+def _tenant_required() -> CallFailed:
+    return CallFailed(
+        "this is an admin's key, which belongs to no tenant: name the tenant by --tenant "
+        f"(403, {_TENANT_REQUIRED})",
+        status=403, code=_TENANT_REQUIRED,
     )  # fmt: skip
 
 
