@@ -5,6 +5,7 @@ EngineError
 ├── RequestRefused       a request answered before any work (reason code in `.code`)
 ├── AdapterUnavailable   the adapter of a request could not be brought to the engine
 └── EngineUnavailable    the engine is not there, restarted, or is draining
+    └── ClientClosed     this side was closed: the service stops
 """
 
 from engine.backpressure import Congestion
@@ -54,3 +55,7 @@ class AdapterUnavailable(EngineError):
 
 class EngineUnavailable(EngineError):
     """The engine cannot answer now; the request may be sent again."""
+
+
+class ClientClosed(EngineUnavailable):
+    """The engine may be well, but this client of it was closed: its service stops."""

@@ -52,8 +52,8 @@ class OpenRequests:
         if (stream := self._streams.pop(request_id, None)) is not None:
             stream.fail(error)
 
-    def fail_all(self, reason: str) -> None:
-        """End every request: the engine is lost."""
+    def fail_all(self, reason: str, kind: type[EngineUnavailable] = EngineUnavailable) -> None:
+        """End every request: the engine is lost, or this side closes."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineUnavailable(reason))
+            stream.fail(kind(reason))

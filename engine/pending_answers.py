@@ -46,9 +46,9 @@ class PendingAnswers:
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, kind: type[EngineUnavailable] = EngineUnavailable) -> None:
         """No answer will come any more."""
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(EngineUnavailable(reason))
+                future.set_exception(kind(reason))

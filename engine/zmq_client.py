@@ -13,7 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.dealer import close_dealer, open_dealer
-from engine.errors import EngineUnavailable, RequestRefused
+from engine.errors import ClientClosed, EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
     AbortReason,
@@ -51,6 +51,8 @@ from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
 from engine.zmq_reader import ZmqReader
+
+_CLOSED = "the service is shutting down"
 
 
 class ZmqEngineClient:
@@ -131,7 +133,7 @@ class ZmqEngineClient:
         self._beats.cancel()
         await asyncio.gather(self._beats, return_exceptions=True)
         await self._fetcher.close()
-        self._lose("the service is shutting down")
+        self._lose(_CLOSED, ClientClosed)
         self._reader.close()
         self._monitor_reader.close()
         self._socket.disable_monitor()
@@ -164,6 +166,8 @@ class ZmqEngineClient:
 
     async def generate(self, request: EngineRequest) -> RequestStream:
         """Queue a request, then iterate over its outputs; see `EngineClient`."""
+        if not self._is_open:
+            raise ClientClosed(_CLOSED)
         welcome = self._welcome
         if welcome is None:
             raise EngineUnavailable("the engine is not there")
@@ -376,14 +380,14 @@ class ZmqEngineClient:
             self._is_connected = True
             self._send(Hello())
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, kind: type[EngineUnavailable] = EngineUnavailable) -> None:
         request_ids = self._requests.ids
         if self._welcome is not None:
             self._abandoned = self._welcome.session, request_ids
         self._welcome = None
         self._ready.clear()
         self._outbox.clear()
-        if request_ids or len(self._answers):
+        if kind is not ClientClosed and (request_ids or len(self._answers)):
             self._log.warning("engine_lost", reason=reason, failed=len(request_ids))
-        self._requests.fail_all(reason)
-        self._answers.fail(reason)
+        self._requests.fail_all(reason, kind)
+        self._answers.fail(reason, kind)

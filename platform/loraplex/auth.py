@@ -55,13 +55,15 @@ class Authenticator:
         """
         scheme, _, key = (authorization or "").partition(" ")
         key = key.strip()
-        if scheme.lower() != "bearer" or not key or len(key) > _MAX_KEY_LENGTH:
-            raise Unauthenticated
+        if scheme.lower() != "bearer" or not key:
+            raise Unauthenticated(has_key=False)
+        if len(key) > _MAX_KEY_LENGTH:
+            raise Unauthenticated(has_key=True)
         if self._admin_hash is not None and hmac.compare_digest(_hash(key), self._admin_hash):
             return ADMIN
         principal = await self._registry.authenticate(key)
         if principal is None:
-            raise Unauthenticated
+            raise Unauthenticated(has_key=True)
         if principal.tenant is not None and principal.tenant.suspended_at is not None:
             raise Forbidden("tenant_suspended", "this key's tenant is suspended")
         return Caller(principal.key_id, principal.tenant, principal.scopes)

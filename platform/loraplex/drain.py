@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from loraplex.errors import ApiError, is_openai_path, openai_body, problem_body
+from loraplex.errors import is_openai_path, openai_body, problem_body, shutting_down
 
 SERVER_SEND = "server_send"
 """In `scope["state"]`: the server's own `send`, without what the app wraps around it. A reply that
@@ -38,7 +38,7 @@ def answering_when_cut(app: ASGIApp) -> ASGIApp:
 
 
 async def _send_shutting_down(path: str, send: Send) -> None:
-    error = ApiError(503, "shutting_down", "the service is shutting down; send it again")
+    error = shutting_down()
     if is_openai_path(path):
         body, media_type = openai_body(error), b"application/json"
     else:
@@ -51,7 +51,7 @@ async def _send_shutting_down(path: str, send: Send) -> None:
             "headers": [
                 (b"content-type", media_type),
                 (b"content-length", str(len(content)).encode()),
-                (b"retry-after", b"1"),
+                *((name.encode(), value.encode()) for name, value in error.headers.items()),
                 (b"connection", b"close"),
             ],
         }

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapter_store import errors as store
 from adapter_store.json_words import in_json_words
-from engine.errors import AdapterUnavailable, EngineUnavailable, RequestRefused
+from engine.errors import AdapterUnavailable, ClientClosed, EngineUnavailable, RequestRefused
 
 _OPENAI_PATH = re.compile(r"/(?:t/[^/]+/)?(?:v1|tokenize|detokenize|version)(?:/|$)")
 _RETRY = {"retry-after": "1"}
@@ -91,13 +91,16 @@ class ApiError(Exception):
 
 
 class Unauthenticated(ApiError):
-    """No key, an unknown, an expired or a revoked one: all the same answer."""
+    """No key, or one that is not good: an unknown, an expired and a revoked one are told apart by
+    nobody."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_key: bool) -> None:
         super().__init__(
             401,
             "invalid_api_key",
-            "a valid API key is needed: `Authorization: Bearer <key>`",
+            "this API key is unknown, revoked or past its time"
+            if has_key
+            else "there is no API key: send one as `Authorization: Bearer <key>`",
             headers={"www-authenticate": "Bearer"},
         )
 
@@ -138,6 +141,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, error.code, error.message)
         case RequestRefused():
             return ApiError(400, error.code, error.message, param=error.param)
+        case ClientClosed():
+            return shutting_down()
         case EngineUnavailable():
             return ApiError(503, "engine_unavailable", str(error), headers=_RETRY)
         case AdapterUnavailable() | store.BlobError():
@@ -165,6 +170,13 @@ def as_api_error(error: Exception) -> ApiError:
 def client_gone() -> ApiError:
     """Return the answer that nobody will read."""
     return ApiError(499, "client_closed_request", "the client went away")
+
+
+def shutting_down() -> ApiError:
+    """Return the answer for what still runs, or comes, when the time of a stop is over."""
+    return ApiError(
+        503, "shutting_down", "the service is shutting down; send it again", headers=_RETRY
+    )
 
 
 def adapter_unavailable() -> ApiError:

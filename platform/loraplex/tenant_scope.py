@@ -25,7 +25,8 @@ async def provide_tenant(
         if caller.tenant is None:
             raise Forbidden(
                 "tenant_required",
-                "with this key, call /t/{tenant}/v1/… instead, or name the tenant by --tenant",
+                "this is an admin's key, which belongs to no tenant: put the tenant before the "
+                "path, as in /t/{tenant}/v1/models",
             )
         return caller.tenant
     if caller.tenant is not None and caller.tenant.name == name:

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 import uvloop
 import zmq
+from structlog.testing import capture_logs
 
 from engine.client import EngineClient, OnOrphans
-from engine.errors import EngineUnavailable, RequestRefused
+from engine.errors import ClientClosed, EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
     Accepted,
@@ -377,14 +378,16 @@ async def test_close_fails_what_is_pending_and_may_be_called_again() -> None:
     with server_thread(ScriptedRunner(endless, before_step=pace)) as server:
         async with client_of(server.socket_path) as client:
             stream = await client.generate(request(1, [5], max_tokens=2000))
-            await client.close()
-            with pytest.raises(EngineUnavailable, match="shutting down"):
+            with capture_logs() as logs:
+                await client.close()
+            assert [log for log in logs if log["log_level"] == "warning"] == []
+            with pytest.raises(ClientClosed, match="shutting down"):
                 async for _ in stream:
                     pass
             assert not client.is_ready
             client.abort(1)
             client.unload(A)
-            with pytest.raises(EngineUnavailable):
+            with pytest.raises(ClientClosed):
                 await client.generate(request(2, [5]))
 
 

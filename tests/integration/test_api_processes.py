@@ -237,5 +237,5 @@ async def test_a_stop_drains_both_processes(world: World):
         apis.service.process.send_signal(signal.SIGTERM)
         for stream in short:
             assert (await stream.task)[-1] == "[DONE]"
-        assert await cut.code() == "engine_unavailable"
+        assert await cut.code() == "shutting_down"
     assert await asyncio.to_thread(apis.service.process.wait, 30) == 0

@@ -153,10 +153,10 @@ def test_a_stop_ends_the_calls_that_wait_for_a_load_and_leaves_nothing_half_load
     stopped: Stopped,
 ):
     stop = stopped.stop
-    assert stop.streamed == (200, "engine_unavailable")
-    assert stop.plain == (503, "engine_unavailable")
+    assert stop.streamed == (200, "shutting_down")
+    assert stop.plain == (503, "shutting_down")
     assert (stop.exit_code, stop.alive) == (0, [])
-    assert '"killing"' not in stop.log
+    assert '"killing"' not in stop.log and '"engine_lost"' not in stop.log
     cached = {path.name for path in (stopped.data_dir / "cache").iterdir()}
     asked = ("plain", "with-a-head", "of-high-rank", "late")
     assert cached == {stopped.digests[name] for name in asked}
@@ -189,5 +189,5 @@ def test_a_service_with_less_than_before_refuses_what_is_too_large_and_a_stuck_d
         assert '"adapter_damaged"' not in log and '"adapter_failed"' not in log
         Pipe.in_place_of(stopped.config_of("never"))
         stop = stop_while_it_loads(service, "never")
-    assert (stop.streamed, stop.plain) == ((200, "engine_unavailable"), (503, "engine_unavailable"))
+    assert (stop.streamed, stop.plain) == ((200, "shutting_down"), (503, "shutting_down"))
     assert (stop.exit_code, stop.alive) == (0, [])

@@ -53,6 +53,24 @@ def _places(nodes: list[ast.AST]) -> dict[str, int]:
     return places
 
 
+def _codes_of_parents(nodes: list[ast.AST], places: dict[str, int]) -> Iterator[ast.AST]:
+    """What classes hand to `super().__init__` as the code."""
+    for made in nodes:
+        if not isinstance(made, ast.ClassDef):
+            continue
+        parents = [base.id for base in made.bases if isinstance(base, ast.Name)]
+        place = next((places[parent] for parent in parents if parent in places), None)
+        for node in ast.walk(made):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"),
+                    args=args,
+                ) if place is not None and place < len(args):
+                    yield args[place]
+                case _:
+                    pass
+
+
 def _constants(nodes: list[ast.AST]) -> dict[str, str]:
     return {
         target.id: node.value.value
@@ -68,6 +86,7 @@ def _constants(nodes: list[ast.AST]) -> dict[str, str]:
 def _codes(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """The expressions that give a code."""
     places = _places(nodes)
+    yield from _codes_of_parents(nodes, places)
     for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):

@@ -1,6 +1,7 @@
 """Who may call what: every route and method, with every wrong key."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -76,6 +77,31 @@ async def test_without_a_good_key_only_the_allow_list_answers(tmp_path):
                 assert reply.status_code in allowed, (method, path, authorization)
                 if reply.status_code == 401 and not path.startswith("/dashboard/"):
                     assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_bad_key_is_told_apart_from_none_and_by_nobody_from_another_bad_one(tmp_path):
+    async with running_service(tmp_path) as service, service.client(None) as client:
+        revoked = await service.registry.create_key("acme", ["inference"])
+        await service.registry.revoke_key(revoked.key_id)
+        expired = await service.registry.create_key("acme", ["inference"])
+        await service.registry.rotate_key(expired.key_id, timedelta(0))
+        for path in ("/v1/models", "/admin/tenants"):
+
+            async def told(*authorizations: str | None, path: str = path) -> str:
+                bodies: set[str] = set()
+                for value in authorizations:
+                    headers = {} if value is None else {"authorization": value}
+                    reply = await client.get(path, headers=headers)
+                    assert (reply.status_code, "invalid_api_key" in reply.text) == (401, True)
+                    bodies.add(reply.text)
+                (body,) = bodies
+                return body
+
+            bad = [revoked.plain, expired.plain, "lpx_" + "A" * 43, "x", "x" * 10_000]
+            assert "unknown, revoked or past its time" in await told(*(f"Bearer {k}" for k in bad))
+            assert "send one as `Authorization: Bearer <key>`" in await told(
+                None, "", "Bearer", f"Basic {service.keys['acme:inference']}"
+            )
 
 
 async def test_spellings_of_a_path_do_not_go_around_the_key(tmp_path):

@@ -305,7 +305,10 @@ async def test_uploading_again_mends_a_damaged_file(tmp_path):
 async def test_an_admin_acts_for_a_tenant_in_its_path_only(tmp_path):
     async with running_service(tmp_path) as service, service.client("admin") as admin:
         refused = await admin.post("/v1/adapters", data={"name": "x"}, files=form())
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "tenant_required")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (403, "tenant_required")
+        assert "admin's key" in error["message"] and "/t/{tenant}/v1/" in error["message"]
+        assert "--" not in error["message"], "over HTTP there are no options"
         reply = await admin.post("/t/zen/v1/adapters", data={"name": "x"}, files=form())
         assert reply.status_code == 201, reply.text
         entries = await service.registry.list_audit()

@@ -6,7 +6,7 @@ import pytest
 from litestar.exceptions import NotFoundException
 
 from adapter_store import errors as store
-from engine.errors import AdapterUnavailable, EngineUnavailable, RequestRefused
+from engine.errors import AdapterUnavailable, ClientClosed, EngineUnavailable, RequestRefused
 from loraplex.errors import ApiError, as_api_error, is_openai_path
 from tests.support.service import running_service
 
@@ -30,6 +30,7 @@ from tests.support.service import running_service
         (store.BlobMissing("d", "m"), 503, "adapter_unavailable"),
         (AdapterUnavailable("d", "m"), 503, "adapter_unavailable"),
         (EngineUnavailable("m"), 503, "engine_unavailable"),
+        (ClientClosed("m"), 503, "shutting_down"),
         (RequestRefused("queue_full", "m"), 429, "queue_full"),
         (RequestRefused("context_length_exceeded", "m"), 400, "context_length_exceeded"),
         (RequestRefused("engine_error", "m"), 500, "engine_error"),

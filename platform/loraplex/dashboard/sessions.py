@@ -81,7 +81,7 @@ class Sessions:
                 _hash(token), key_hash=_hash(key), key_id=key_id, expires_at=ends
             )
         except KeyNotFound:
-            raise Unauthenticated from None
+            raise Unauthenticated(has_key=True) from None
         return token, await self.viewer(token)
 
     async def viewer(self, token: str | None) -> Viewer:
