@@ -98,12 +98,16 @@ def _print_next_steps(console: Console, model: Path, adapter: DemoAdapter) -> No
         console,
         f"{command} serve --model {shlex.quote(str(model))} --data-dir ./data",
         "",
-        "It says where its admin key is. With that, in another terminal:",
-        "export LORAPLEX_API_KEY=...",
+        "It says where its admin key is. In another terminal:",
+        "export LORAPLEX_API_KEY=...            # the admin key",
         f"{command} tenants create acme",
-        f"{command} adapters push {adapter.name} {shlex.quote(str(adapter.folder))} --tenant acme",
+        f"{command} keys create acme --scope tenant --scope inference",
+        "export LORAPLEX_API_KEY=...            # the key just printed",
+        f"{command} adapters push {adapter.name} {shlex.quote(str(adapter.folder))}",
+        f"{command} adapters list",
         "",
-        "README.md goes on from there. Without --once (make demo) the demo keeps serving.",
+        "These are the first lines of README.md's tour, which goes on with calls. Without --once "
+        "(make demo) the demo keeps serving.",
     )
 
 
