@@ -6,7 +6,7 @@ batch also holds rows of the base model and of a second adapter, the first one's
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ UNDECIDED_GAP = 1e-4
 MAX_RANK = 512
 NUM_ROWS = 16
 ADAPTER_SLOT, MIRROR_SLOT = 0, 1
+OnCompared = Callable[[str], None]
+"""Hears what has been compared: a module's name, or a reply's."""
 CROWD_SLOTS = (ADAPTER_SLOT, None, MIRROR_SLOT) * NUM_ROWS
 
 
@@ -53,6 +55,11 @@ class Difference:
     tolerance: float
     tokens_agree: bool = True
     """Greedy ids are equal, alone and mixed, but for ties that PEFT itself cannot decide."""
+
+    @property
+    def share(self) -> float:
+        """Its larger difference, as a share of what is allowed."""
+        return max(self.solo, self.mixed) / self.tolerance
 
     @property
     def holds(self) -> bool:
@@ -82,6 +89,7 @@ def verify_adapter(
     *,
     max_tokens: int = 16,
     cpu_kernels: str = "auto",
+    on_compared: OnCompared = lambda name: None,
 ) -> Verification:
     """Compare an adapter's folder, served over a base model's, with PEFT.
 
@@ -113,9 +121,11 @@ def verify_adapter(
         return Verification(
             digest=weights.digest,
             kernels=built.kernels.name,
-            modules=_compare_modules(reference, built, weights, mirror),
+            modules=_compare_modules(reference, built, weights, mirror, on_compared),
             replies=[
-                _compare_reply(f"prompt {index}", reference, built, sampler, prompt, max_tokens)
+                _compare_reply(
+                    f"prompt {index}", reference, built, sampler, prompt, max_tokens, on_compared
+                )
                 for index, prompt in enumerate(prompts, 1)
             ],
         )
@@ -192,7 +202,11 @@ def _mirrored(weights: AdapterWeights, built: BuiltRunner) -> AdapterWeights:
 
 
 def _compare_modules(
-    reference: _PeftModel, built: BuiltRunner, weights: AdapterWeights, mirror: AdapterWeights
+    reference: _PeftModel,
+    built: BuiltRunner,
+    weights: AdapterWeights,
+    mirror: AdapterWeights,
+    on_compared: OnCompared,
 ) -> list[Difference]:
     generator = torch.Generator().manual_seed(0)
     differences: list[Difference] = []
@@ -224,6 +238,7 @@ def _compare_modules(
             differences.append(
                 Difference(name, reference.ranks[name], solo, mixed, MODULE_TOLERANCE)
             )
+            on_compared(name)
     # What PEFT adapts and the engine does not is as wrong as can be.
     differences += [
         Difference(name, reference.ranks[name], math.inf, math.inf, MODULE_TOLERANCE)
@@ -266,12 +281,14 @@ def _compare_reply(
     sampler: RecordingSampler,
     prompt: Sequence[int],
     max_tokens: int,
+    on_compared: OnCompared,
 ) -> Difference:
     expected = reference.greedy(prompt, max_tokens)
     [solo] = greedy_runs(built.runner, sampler, [(prompt, ADAPTER_SLOT)], max_tokens)
     crowd = [(prompt, MIRROR_SLOT), (prompt, ADAPTER_SLOT), (prompt, None)]
     mixed = greedy_runs(built.runner, sampler, crowd, max_tokens)[1]
     scale = expected.logits.abs().max().item() or 1.0
+    on_compared(name)
     return Difference(
         name,
         None,

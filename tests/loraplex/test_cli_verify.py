@@ -34,7 +34,7 @@ def verify(*arguments: object) -> Result:
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernels):
     base, adapter = folders
-    result = verify(adapter, "--base", base, "--kernels", kernels)
+    result = verify(adapter, "--base", base, "--kernels", kernels, "--all")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     modules = [line for line in lines if line.startswith("model.layers.")]
@@ -43,6 +43,21 @@ def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernel
         ["prompt", "1"], ["prompt", "2"], ["prompt", "3"],
     ]  # fmt: skip
     assert "is served exactly" in result.output
+
+
+def test_what_is_done_is_said_first_and_then_the_worst_of_each_kind_and_the_verdict(folders):
+    base, adapter = folders
+    every = verify(adapter, "--base", base, "--all").stdout.splitlines()
+    result = verify(adapter, "--base", base)
+    assert result.stderr.startswith(f"Comparing {adapter} with PEFT, module by module ...\n")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 6 and [line.endswith("ok") for line in lines[2:4]] == [True, True]
+    rows = [line.split() for line in every if line.startswith("model.layers.")]
+    module = lines[2].split()
+    worst = max(max(float(row[2]), float(row[3])) for row in rows)
+    assert max(float(module[2]), float(module[3])) == worst and lines[3].startswith("prompt ")
+    assert lines[4] == "The worst of 12 modules and 3 replies; --all shows every one."
+    assert lines[5] == f"{adapter} is served exactly."
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
@@ -61,7 +76,7 @@ def test_adapters_of_every_kind_of_checkpoint_pass(family, tmp_path):
     base = make_tiny_model(tmp_path / "base", family)
     names = modules_of(family, TARGETS)
     adapter = make_tiny_adapter(tmp_path / "adapter", base, r=6, target_modules=names)
-    result = verify(adapter, "--base", base)
+    result = verify(adapter, "--base", base, "--all")
     assert result.exit_code == 0, result.output
     modules = [line for line in result.output.splitlines() if line.startswith("model.layers.")]
     assert len(modules) == 3 * len(names) and all(line.endswith("ok") for line in modules)
@@ -79,7 +94,7 @@ def test_adapters_of_every_kind_of_checkpoint_pass(family, tmp_path):
 def test_what_is_beside_lora_of_the_layers_passes_too(config, tmp_path):
     base = make_tiny_model(tmp_path / "base", "qwen2")
     adapter = make_tiny_adapter(tmp_path / "adapter", base, **config)
-    result = verify(adapter, "--base", base)
+    result = verify(adapter, "--base", base, "--all")
     assert result.exit_code == 0, result.output
     found = [line.split()[0].rpartition(".")[2] for line in result.output.splitlines()]
     for module in config["target_modules"]:
@@ -111,6 +126,7 @@ def test_an_adapter_that_is_served_wrongly_fails_and_is_named(folders, monkeypat
     assert result.exit_code == 1
     [wrong] = [line for line in result.output.splitlines() if line.endswith("TOO LARGE")][:1]
     assert wrong.startswith("model.layers.0.mlp.down_proj")
+    assert " modules and 3 replies, of which " in result.output
     assert "NOT served exactly" in result.output
 
 
