@@ -42,7 +42,7 @@ ADAPTER = {
 }  # fmt: skip
 VERSION = {
     "state": "ready", "digest": "d" * 64, "rank": 8, "bytes": 1000,
-    "created_at": "2026-11-29T21:18:29Z",
+    "created_at": "2026-11-29T21:18:29.465090Z",
 }  # fmt: skip
 REPLIES = {
     "/admin/tenants/acme/keys": json.dumps({"data": [KEY]}),
@@ -155,11 +155,12 @@ def test_a_canary_and_its_share_go_together(url: str):
 
 def test_tables_show_a_canary_with_its_share(url: str):
     [_, row] = run(url, "adapters", "list", "--tenant", "acme").stdout.splitlines()
-    assert row.split() == ["legal", "1", "3", "beta=3", "default=1+2@12.5%", "auto"]
+    assert row.split() == ["legal", "1+2@12.5%", "3", "beta=3", "auto"]
     shown = run(url, "adapters", "show", "legal", "--tenant", "acme").stdout.splitlines()
     assert [line.split()[:2] for line in shown[1:]] == [
         ["3", "beta"], ["2", "default@12.5%"], ["1", "default"],
     ]  # fmt: skip
+    assert all(line.endswith(" 2026-11-29 21:18:29Z") for line in shown[1:])
 
 
 def test_a_url_may_be_what_clients_of_openai_are_given(url: str):

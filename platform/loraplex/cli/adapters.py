@@ -5,6 +5,7 @@ and `--tenant`.
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -175,13 +176,18 @@ def list_(as_json: bool, api: ApiClient) -> None:
         print_json(found)
         return
     print_table(
-        ["adapter", "default", "versions", "aliases", "residency"],
+        ["adapter", "default", "versions", "other aliases", "residency"],
         (
             [
                 a["name"],
-                a["aliases"].get("default"),
+                _means(a, "default") if "default" in a["aliases"] else None,
                 a["versions"],
-                " ".join(_alias_text(a, alias) for alias in sorted(a["aliases"])),
+                " ".join(
+                    f"{alias}={_means(a, alias)}"
+                    for alias in sorted(a["aliases"])
+                    if alias != "default"
+                )
+                or None,
                 a["residency"],
             ]
             for a in found["data"]
@@ -210,18 +216,24 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
                 v["digest"][:12],
                 v["rank"],
                 decimal(v["bytes"]),
-                v["created_at"],
+                _to_the_second(v["created_at"]),
             ]
             for v in found["data"]
         ),
     )
 
 
-def _alias_text(adapter: dict[str, Any], alias: str) -> str:
-    """`default=1`, and with a canary `default=1+2@10%`."""
+def _to_the_second(moment: str) -> str:
+    """`2026-11-29T21:18:29.465090Z` as `2026-11-29 21:18:29Z`; `--json` has all of it."""
+    at = datetime.fromisoformat(moment).astimezone(UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def _means(adapter: dict[str, Any], alias: str) -> str:
+    """An alias's version such as `1`, and with a canary `1+2@10%`."""
     canary = adapter.get("canaries", {}).get(alias)
     trial = "" if canary is None else f"+{canary['version']}@{_percent(canary['share'])}"
-    return f"{alias}={adapter['aliases'][alias]}{trial}"
+    return f"{adapter['aliases'][alias]}{trial}"
 
 
 def _aliases_of(adapter: dict[str, Any], version: int) -> list[str]:
