@@ -75,8 +75,11 @@ def version_not_found(ref: ModelRef, versions: Sequence[int]) -> ModelNotFound:
 
 def versions_told(versions: Sequence[int]) -> str:
     """What is said of an adapter's versions, newest first: all that are given, or the newest."""
-    newest = ", ".join(map(str, versions[:MAX_TOLD]))
-    return f"it has {newest}" if len(versions) <= MAX_TOLD else f"the newest are {newest}"
+    *most, last = map(str, versions[:MAX_TOLD])
+    if not most:
+        return f"it has version {last}"
+    newest = f"{', '.join(most)} and {last}"
+    return f"it has versions {newest}" if len(versions) <= MAX_TOLD else f"the newest are {newest}"
 
 
 def alias_not_found(ref: ModelRef, aliases: Sequence[str], newest: int) -> ModelNotFound:

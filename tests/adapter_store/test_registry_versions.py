@@ -145,7 +145,7 @@ async def test_aliases_refuse_what_does_not_exist(registry_url: str):
         await push(registry, "one")
         with pytest.raises(VersionNotFound) as caught:
             await registry.set_alias("acme", "support", "default", 2)
-        assert caught.value.message == "the adapter 'support' has no version 2; it has 1"
+        assert caught.value.message == "the adapter 'support' has no version 2; it has version 1"
         with pytest.raises(AdapterNotFound):
             await registry.set_alias("acme", "other", "default", 1)
         with pytest.raises(InvalidName):
@@ -161,7 +161,7 @@ async def test_a_version_in_use_by_an_alias_stays(registry_url: str):
         with pytest.raises(VersionInUse, match="default"):
             await registry.delete_version("acme", "support", 2)
         assert await registry.delete_version("acme", "support", 1) == [digest_of("one")]
-        with pytest.raises(VersionNotFound, match=r"no version 1; it has 2$"):
+        with pytest.raises(VersionNotFound, match=r"no version 1; it has version 2$"):
             await registry.delete_version("acme", "support", 1)
         assert await version_of(registry, "support@1") is None
         assert await version_of(registry, "support") == 2
@@ -287,9 +287,9 @@ async def test_of_a_live_adapter_of_its_own_a_tenant_is_told_what_there_is(regis
         await registry.delete_version("acme", "support", 1)
         assert await told("support@1") == (
             "The adapter 'support' has no version 1; "
-            "the newest are 12, 11, 10, 9, 8, 7, 6, 5, 4, 3."
+            "the newest are 12, 11, 10, 9, 8, 7, 6, 5, 4 and 3."
         )
-        with pytest.raises(VersionNotFound, match=r"the newest are 12, .*, 3$"):
+        with pytest.raises(VersionNotFound, match=r"the newest are 12, .* and 3$"):
             await registry.get_version("acme", "support", 1)
         assert await told("support:b") == (
             "The adapter 'support' has no alias 'b'; it has a10, a11, a12, a2, a3, a4, a5, a6, a7, "

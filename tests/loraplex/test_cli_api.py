@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from loraplex.cli import main
-from loraplex.cli.options import fits_terminal, print_table
+from loraplex.cli.options import fits_terminal, print_table, print_wide_table
 
 KEY_ID = "key_0123456789abcdef"
 KEY = {
@@ -137,6 +137,23 @@ def test_a_table_fits_a_terminal_if_no_line_of_it_would_be_broken(monkeypatch: p
         print_table(columns, rows)
         assert isinstance(sys.stdout, Terminal)
         assert (len(sys.stdout.getvalue().splitlines()) == 3) == fits
+
+
+def test_a_table_that_is_too_wide_stands_upright_in_blocks_that_fit(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    columns = ["policy", *(f"figure {number}" for number in range(12))]
+    rows = [[f"policy_{name}", *(f"{100 * n:,} ± {n}" for n in range(12))] for name in "abcdefg"]
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", screen := Terminal())
+    print_wide_table(columns, rows)
+    blocks = re.sub(r"\x1b\[\d*m", "", screen.getvalue()).split("\n\n")
+    assert [block.split("\n")[0].split()[1:] for block in blocks] == [
+        ["policy_a", "policy_b", "policy_c", "policy_d"],
+        ["policy_e", "policy_f", "policy_g"],
+    ]
+    assert all([line.split("  ")[0] for line in b.strip().split("\n")] == columns for b in blocks)
+    assert max(len(line) for block in blocks for line in block.split("\n")) <= 60
 
 
 def test_a_list_in_pages_is_shown_whole(url: str):

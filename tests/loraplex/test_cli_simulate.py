@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from engine.simulation.published import compare, jobs
 from engine.simulation.study import run_jobs
 from loraplex.cli import main
+from loraplex.reports.of_simulation import plain_range, rounded
 
 SMALL = ["--requests", "30", "--prompts", "fixed:60", "--outputs", "lognormal:20:0.5:2:40",
          "--processes", "1"]  # fmt: skip
@@ -44,6 +45,20 @@ def test_every_policy_and_rate_is_a_line_and_every_run_a_row(tmp_path):
         "policy", "max_num_seqs", "rate", "seed", "output_tokens_per_second", "ttft_p50_ms",
         "tpot_p50_ms", "gap_p99_ms", "goodput",
     }  # fmt: skip
+
+
+def test_a_table_has_plain_numbers_and_no_deviation_where_there_is_none():
+    rounded_numbers = [(12436.7, 4), (100.2, 2), (0.00312, 2), (0.99996, 4), (0, 3), (1e6, 6)]
+    assert [rounded(value, digits) for value, digits in rounded_numbers] == [
+        "12,440", "100", "0.0031", "1", "0", "1,000,000",
+    ]  # fmt: skip
+    assert (plain_range(1200, 1300.5), plain_range(0.5, 0.5)) == ("1,200 to 1,300.5", "0.5")
+    output = _simulate(*SMALL, "--policy", "chunked_512", "--rate", 400, "--seeds", 3).stdout
+    [row] = [line for line in output.splitlines() if line.startswith("chunked_512")]
+    assert " ± " in row
+    assert all(
+        any(digit in "123456789" for digit in part.split()[0]) for part in row.split("±")[1:]
+    )
 
 
 def test_an_slo_that_nothing_meets_leaves_no_goodput(tmp_path):

@@ -398,7 +398,7 @@ async def test_of_its_own_adapter_a_tenant_is_told_what_there_is_and_nobody_else
 
             unknown = await refusal(theirs, "nobody")
             for model, words in [
-                ("legal@9", "The adapter 'legal' has no version 9; it has 1."),
+                ("legal@9", "The adapter 'legal' has no version 9; it has version 1."),
                 ("legal:nope", "The adapter 'legal' has no alias 'nope'; it has default, and its "
                  "newest version is legal@1."),
             ]:  # fmt: skip

@@ -18,7 +18,7 @@ from engine.simulation.popularity import Popularity
 from engine.simulation.workload import Arrival, TraceError, Traffic, replay
 from loraplex.cli.api_client import KEY_SOURCES, START_ONE
 from loraplex.cli.counted_work import CountedWork
-from loraplex.cli.options import fits_terminal, print_table
+from loraplex.cli.options import print_table, print_wide_table
 from loraplex.cli.traffic_options import (
     Spec,
     file_options,
@@ -285,10 +285,7 @@ def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
         [run.loop.label, *(f"{getattr(run.figures, f):,.{d}f}" for _, f, d in COLUMNS)]
         for run in runs
     ]
-    upright = [list(line) for line in zip(headings, *rows, strict=True)]
-    if not fits_terminal(headings, rows) and fits_terminal(upright[0], upright[1:]):
-        headings, *rows = upright
-    print_table(headings, rows)
+    print_wide_table(headings, rows)
     num_sent = len(runs[-1].outcomes)
     counted = after_warm_up(runs[-1].outcomes, warm_up)
     click.echo()

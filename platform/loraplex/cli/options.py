@@ -94,6 +94,27 @@ def fits_terminal(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool
     return sum(widths) + _GAP * (len(columns) - 1) <= Console().width
 
 
+def print_wide_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """As `print_table`; what does not fit the terminal stands upright, as many rows beside one
+    another as fit.
+    """
+    if fits_terminal(columns, rows):
+        print_table(columns, rows)
+        return
+    first = 0
+    while first < len(rows):
+        last = len(rows)
+        while True:
+            heading, *lines = (list(line) for line in zip(columns, *rows[first:last], strict=True))
+            if last == first + 1 or fits_terminal(heading, lines):
+                break
+            last -= 1
+        if first:
+            click.echo()
+        print_table(heading, lines)
+        first = last
+
+
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print rows under headings; None shows as a dash. Nothing is cut: ids are to be copied."""
     table = Table(box=None, header_style="bold", pad_edge=False)

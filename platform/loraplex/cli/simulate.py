@@ -22,11 +22,11 @@ from engine.simulation.study import (
     spread,
 )
 from loraplex.cli.counted_work import CountedWork
-from loraplex.cli.options import print_table
+from loraplex.cli.options import print_table, print_wide_table
 from loraplex.cli.study_options import make_study, settings_of, study_options
 from loraplex.reports.of_alerts import alert_lines, alerts, recognised_table
 from loraplex.reports.of_queues import last_waits, queue_table
-from loraplex.reports.of_simulation import COLUMNS, cell
+from loraplex.reports.of_simulation import COLUMNS, cell, plain_range, rounded
 
 if TYPE_CHECKING:
     from engine.simulation.failure_modes import Recognised
@@ -258,12 +258,12 @@ def _document(
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
-    print_table(
+    print_wide_table(
         ["policy", "requests/s", *(heading for heading, _, _ in COLUMNS)],
-        (
+        [
             [policy, f"{rate:g}" if rate else "trace", *(cell(group, *c[1:]) for c in COLUMNS)]
             for (policy, rate), group in grouped(rows).items()
-        ),
+        ],
     )
 
 
@@ -281,9 +281,9 @@ def _print_comparisons(comparisons: Sequence["Comparison"], num_seeds: int) -> N
         (
             [
                 c.quantity,
-                f"{c.lowest:,g}" if c.lowest == c.highest else f"{c.lowest:,g} to {c.highest:,g}",
-                f"{c.ours.mean:,.4g}",
-                f"{c.ours.deviation:,.2g}" if c.ours.deviation else None,
+                plain_range(c.lowest, c.highest),
+                rounded(c.ours.mean, 4),
+                rounded(c.ours.deviation, 2) if c.ours.deviation else None,
                 f"{c.tolerance:.0%}",
                 "ok" if c.holds else "OFF",
             ]

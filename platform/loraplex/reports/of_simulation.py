@@ -1,5 +1,6 @@
 """The report of a study: policies against arrival rates, as means over random seeds."""
 
+import math
 from collections.abc import Sequence
 
 from engine.simulation.failure_modes import Recognised
@@ -36,8 +37,24 @@ COLUMNS = (
 def cell(group: Sequence[Row], field: str, digits: int) -> str:
     """A figure's mean, and the deviation of single seeds where there are several."""
     found = spread(group, lambda row: float(getattr(row.figures, field)))
-    mean = f"{found.mean:,.{digits}f}"
-    return f"{mean} ± {found.deviation:,.{digits}f}" if len(group) > 1 else mean
+    mean, deviation = (f"{x:,.{digits}f}" for x in (found.mean, found.deviation))
+    return f"{mean} ± {deviation}" if deviation.strip("0.") else mean
+
+
+def rounded(value: float, digits: int) -> str:
+    """A number of so many significant digits, never with an exponent: `12,440`, `0.0031`."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    exponent = int(f"{value:.{digits - 1}e}".rpartition("e")[2])
+    decimals = digits - 1 - exponent
+    text = f"{round(value, decimals):,.{max(decimals, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def plain_range(low: float, high: float) -> str:
+    """`1,200`, or `1,200 to 1,300`."""
+    ends = (rounded(low, 6), rounded(high, 6))
+    return ends[0] if low == high else " to ".join(ends)
 
 
 def simulation_report(
@@ -131,12 +148,11 @@ def _all(groups: Groups) -> Section:
 def _published(comparisons: Sequence[Comparison]) -> Section:
     rows: list[list[str]] = []
     for c in comparisons:
-        low, high = f"{c.lowest:,g}", f"{c.highest:,g}"
-        deviation = f"{c.ours.deviation:,.2g}" if c.ours.deviation else "-"
+        deviation = rounded(c.ours.deviation, 2) if c.ours.deviation else "-"
         rows.append(
             [
-                c.quantity, low if low == high else f"{low} to {high}", f"{c.ours.mean:,.4g}",
-                deviation, f"{c.tolerance:.0%}", "holds" if c.holds else "off",
+                c.quantity, plain_range(c.lowest, c.highest), rounded(c.ours.mean, 4), deviation,
+                f"{c.tolerance:.0%}", "holds" if c.holds else "off",
             ]
         )  # fmt: skip
     return Section(
