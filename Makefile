@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # On a machine without a GPU, a CPU build of torch saves gigabytes: see README, "Installing torch".
 TORCH_INDEX_URL ?=
 PIP_INSTALL := $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+PRINT_DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 DEMO_ARGS := $(if $(ONCE),--once)
 PYTEST_ARGS ?=
 MINUTES ?= 30
@@ -19,12 +20,16 @@ help: ## Show this help
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard engine/native/* lora_kernels/native/*)
 	@$(PYTHON) scripts/preflight.py
-	@echo "Setting up $(VENV) (a few minutes the first time) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Setting up $(VENV), a few minutes the first time:"
+	@test -x $(BIN)/python || { echo "  the virtual environment ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "  PyTorch and the other packages, gigabytes where pip has none of them ..."
+	@$(BIN)/python -c '$(PRINT_DEPENDENCIES)' | $(PIP_INSTALL) -r /dev/stdin
+	@echo "  Loraplex and its CPU kernels, compiled where there is a C++ compiler ..."
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Adding what development needs to $(VENV) ..."
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
