@@ -284,7 +284,8 @@ async def test_the_command_line_pins_and_moves_aliases(tmp_path):
         moved = await run("alias", "legal", "1")
         assert moved == (0, "legal:default now means @1, before it was @2")
         code, output = await run("alias", "legal", "9")
-        assert (code, "no version 9; it has versions 2 and 1 (404, version_not_found)" in output) == (1, True)
+        told = "no version 9; it has versions 2 and 1 (404, version_not_found)"
+        assert (code, told in output) == (1, True)
         code, output = await run("alias", "legal", "2", "--alias", "beta", "--expect", "7")
         assert (code, "alias_conflict" in output) == (1, True)
         assert (

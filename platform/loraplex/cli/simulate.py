@@ -42,8 +42,8 @@ SHOWN_ADAPTERS = 5
 @click.option(
     "--preset",
     type=click.Choice(["seeds", "failures"]),
-    help="seeds: compare with an article's figures. failures: make each failure mode, and its cure. "
-    "Other options count as far as they write files.",
+    help="seeds: compare with an article's figures. failures: make each failure mode, and its "
+    "cure. Other options count as far as they write files.",
 )
 @click.option(
     "--policy",
