@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard engine/native/* lo
 	@$(PYTHON) scripts/preflight.py
 	@echo "Setting up $(VENV), a few minutes the first time:"
 	@test -x $(BIN)/python || { echo "  the virtual environment ..."; $(PYTHON) -m venv $(VENV); }
-	@echo "  PyTorch and the other packages, gigabytes where pip has none of them ..."
+	@echo "  PyTorch and the other packages, gigabytes unless pip has a CPU build ..."
 	@$(BIN)/python -c '$(PRINT_DEPENDENCIES)' | $(PIP_INSTALL) -r /dev/stdin
 	@echo "  Loraplex and its CPU kernels, compiled where there is a C++ compiler ..."
 	@$(PIP_INSTALL) -e .

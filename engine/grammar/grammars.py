@@ -126,7 +126,7 @@ class Grammars:
         failure: BaseException | None = None
         try:
             matcher = self._compile(grammar)
-        except BaseException as error:
+        except BaseException as error:  # as an executor does: whatever it is, who draws is told
             failure = error
         with self._lock:
             if matcher is not None:

@@ -89,7 +89,7 @@ def test_an_adapter_that_fails_on_the_device_gives_its_slot_back():
     assert engine.core.stats().resident == ["good"]
 
 
-def test_what_nobody_foresaw_about_an_adapter_ends_its_requests_and_is_logged():
+def test_what_nobody_foresaw_about_an_adapter_ends_its_requests_and_is_logged(monkeypatch):
     engine = MemoryEngine(max_loras=1)
     install = engine.runner.install_adapter
 
@@ -98,7 +98,7 @@ def test_what_nobody_foresaw_about_an_adapter_ends_its_requests_and_is_logged():
             raise TypeError("no such shape")
         install(slot, weights)
 
-    engine.runner.install_adapter = broken_install  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.runner, "install_adapter", broken_install)
     engine.add(request(1, [1], adapter="bad"))
     engine.add(request(2, [1], adapter="good", tenant="u"))
     with structlog.testing.capture_logs() as logs:

@@ -7,14 +7,30 @@ EndpointError        the load cannot be sent; the message says why
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgspec
 
 from loraplex.load.client import open_client
 
 _SHOWN_MODELS = 8
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
 
 
 class EndpointError(Exception):
@@ -111,15 +127,15 @@ def _names(response: httpx.Response) -> list[str]:
     if not response.is_success:
         return []
     try:
-        return [str(model["id"]) for model in response.json()["data"]]
-    except (ValueError, LookupError, TypeError):
+        listed = msgspec.json.decode(response.content, type=_ModelList)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []
+    return [model.id for model in listed.data]
 
 
 def _message(response: httpx.Response) -> str:
     """What an OpenAI error object says; "" if there is none."""
     try:
-        found: Any = response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+        return msgspec.json.decode(response.content, type=_Refusal).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
-    return found if isinstance(found, str) else ""
