@@ -377,7 +377,8 @@ def test_an_order_with_a_strange_label_about_hurts_nobody() -> None:
             client.send(Generate(msgspec.structs.replace(asked, label=label)))
             client.receive(Accepted)
         client.send(end_calls("acme", "legal", 1))
-        assert client.stats().stats.running + client.stats().stats.waiting == 4
+        stats = client.stats().stats
+        assert stats.running + stats.waiting == 4
 
 
 def test_a_failed_fetch_ends_the_adapters_requests_alone_and_is_tried_again() -> None:

@@ -23,6 +23,7 @@ from tests.support.scripted_engine import (
     scripted_parts,
 )
 from tests.support.service import TestService, running_service
+from tests.support.waiting import eventually, until_idle
 
 pytestmark = pytest.mark.anyio
 
@@ -72,18 +73,18 @@ class Bench:
         async with self.service.client() as client:
             return await client.post("/v1/completions", json=asked, headers=headers)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.002)
+    async def until_held(self, num_requests: int) -> None:
+        """Wait until the service knows that so many are queued: from then on they have a row.
+
+        The engine has them some turns of the event loop earlier.
+        """
+        streams = self.engine._requests._streams
+        await eventually(
+            lambda: sum(s._on_change != s._changed.set for s in streams.values()) == num_requests
+        )
 
     async def until_idle(self) -> None:
-        async with asyncio.timeout(60):
-            while True:
-                stats = await self.engine.stats()
-                if (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0):
-                    break
-                await asyncio.sleep(0.002)
+        await until_idle(self.engine)
         self.parts.core.check_integrity()
         slots = self.parts.core._scheduler._lifecycle.slots  # pyright: ignore
         assert all(adapter.references == adapter.wanted == 0 for adapter in slots.placed)
@@ -132,9 +133,10 @@ counts = pytest.mark.parametrize("n", [1, 3])
 async def test_a_queued_call_ends_and_the_running_one_goes_on(tmp_path, jump, stream):
     async with bench(tmp_path, max_num_seqs=1, num_kv_blocks=256) as b:
         first = asyncio.create_task(b.ask(None, max_tokens=900, prompt=[1]))
-        await b.until(lambda: b.parts.core.stats().running == 1)
+        await eventually(lambda: b.parts.core.stats().running == 1)
         late = asyncio.create_task(b.ask(stream=stream))
-        await b.until(lambda: b.parts.core.stats().waiting == 1)
+        await b.until_held(2)
+        assert b.parts.core.stats().waiting == 1
         jump()
         check_reply(await late, stream)
         reply = await first
@@ -150,7 +152,8 @@ async def test_a_call_whose_adapter_never_comes_ends(tmp_path, jump, stream):
     async with bench(tmp_path) as b:
         await b.service.upload("legal")
         late = asyncio.create_task(b.ask(stream=stream, model="legal"))
-        await b.until(lambda: b.parts.core.stats().waiting == 1)
+        await b.until_held(1)
+        assert b.parts.core.stats().waiting == 1
         jump()
         check_reply(await late, stream)
         await b.until_idle()
@@ -166,7 +169,7 @@ async def test_a_call_ends_in_the_middle_of_its_prefill(tmp_path, jump, stream, 
         digest = (await b.service.upload("legal"))["digest"]
         put_fake_adapter(tmp_path / "cache", digest)
         late = asyncio.create_task(b.ask(stream=stream, model="legal", prompt=[5] * 100, n=n))
-        await b.until(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
         jump()
         check_reply(await late, stream)  # though a step is under way
         num_steps = b.runner.num_steps
@@ -185,7 +188,7 @@ async def test_a_call_ends_while_it_decodes_and_its_tokens_are_counted(tmp_path,
         digest = (await b.service.upload("legal"))["digest"]
         put_fake_adapter(tmp_path / "cache", digest)
         late = asyncio.create_task(b.ask(stream=stream, model="legal", n=n))
-        await b.until(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
         jump()
         check_reply(await late, stream, has_tokens=True)
         num_steps = b.runner.num_steps
@@ -201,9 +204,9 @@ async def test_a_preempted_call_ends_and_the_other_one_gets_its_blocks(tmp_path,
     gate = Gate(lambda batch: bool(batch.preempted))
     async with bench(tmp_path, gate, num_kv_blocks=20) as b:
         first = asyncio.create_task(b.ask(None, max_tokens=60))
-        await b.until(lambda: b.parts.core.stats().running == 1)
+        await eventually(lambda: b.parts.core.stats().running == 1)
         late = asyncio.create_task(b.ask(stream=stream, max_tokens=70))
-        await b.until(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
         assert b.parts.core.stats().preemptions == 1
         jump()
         check_reply(await late, stream, has_tokens=True)
@@ -240,9 +243,7 @@ async def test_a_call_that_is_not_even_queued_in_time_ends(tmp_path, jump):
         headers = {"x-request-timeout": "8"}
         asked = {"model": "base", "prompt": ["x", "y"]}
         late = asyncio.create_task(client.post("/v1/completions", json=asked, headers=headers))
-        async with asyncio.timeout(60):
-            while len(engine.requests) < 2:  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.002)
+        await eventually(lambda: len(engine.requests) == 2)
         jump()
         check_reply(await late, stream=False)
         assert sorted(engine.aborted) == sorted(engine.requests)

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.support.scripted_engine import (
     scripted_parts,
 )
 from tests.support.service import TestService, running_service
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -41,12 +41,6 @@ async def put(
         )
     body = reply.json()
     return reply.status_code, body["residency"] if reply.is_success else body["error"]["code"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells when
-            await asyncio.sleep(0.002)
 
 
 async def test_only_admins_pin_and_unpin_and_a_tenant_keeps_its_own_warm(tmp_path):
@@ -118,7 +112,7 @@ async def test_a_new_engine_is_told_at_once_and_what_died_meanwhile_is_unloaded(
         await put(service, "a", "pinned")
         told = len(service.engine.residencies)
         service.engine.restart(recent=[digests[1], "d" * 64, digests[0]])
-        await until(lambda: len(service.engine.residencies) > told)
+        await eventually(lambda: len(service.engine.residencies) > told)
         assert service.engine.residencies[-1] == ([digests[0]], [], [digests[1], digests[0]])
         assert service.engine.unloaded == ["d" * 64]
 
@@ -131,7 +125,7 @@ async def test_an_engine_whose_disk_holds_more_than_its_memory_drops_all_that_di
         dead = [f"{number:064x}" for number in range(1200)]
         told = len(engine.residencies)
         engine.restart(recent=[*live, *dead])
-        await until(lambda: len(engine.residencies) > told)
+        await eventually(lambda: len(engine.residencies) > told)
         assert engine.residencies[-1] == ([], [], live[:2])
         assert engine.unloaded == dead
 
@@ -159,7 +153,7 @@ async def test_an_adapter_deleted_while_the_engine_was_away_leaves_the_next_ones
             open_registry(tmp_path) as registry,
             ResidencyKeeper(engine, registry, FINGERPRINT),
         ):
-            await until(lambda: not any((cache / digest).exists() for digest in digests[:5]))
+            await eventually(lambda: not any((cache / digest).exists() for digest in digests[:5]))
             assert (cache / digests[5]).exists()
 
 
@@ -181,7 +175,7 @@ async def test_a_keeper_goes_on_until_the_registry_answers(tmp_path, monkeypatch
         )
         async with keeper:
             engine.restart(recent=[digest_of("one"), digest_of("gone")])
-            await until(lambda: len(engine.residencies) >= 2)
+            await eventually(lambda: len(engine.residencies) >= 2)
         assert engine.residencies[0] == ([], [], [digest_of("one")])
         assert engine.residencies[1] == ([], [], [])
 
@@ -196,10 +190,10 @@ async def test_an_engine_is_not_told_to_keep_what_it_cannot_serve(tmp_path):
         async with ResidencyKeeper(engine, registry, FINGERPRINT):
             on_disk = [digest_of(name) for name in sizes]
             engine.restart(on_disk)
-            await until(lambda: len(engine.residencies) == 1)
+            await eventually(lambda: len(engine.residencies) == 1)
             engine.info = info(max_lora_rank=16, max_full_values=4)
             engine.restart(on_disk)
-            await until(lambda: len(engine.residencies) == 2)
+            await eventually(lambda: len(engine.residencies) == 2)
     plain = [digest_of("plain")]
     assert engine.residencies == [([], on_disk, on_disk), ([], plain, plain)]
     assert engine.unloaded == []
@@ -247,7 +241,7 @@ async def test_pinned_and_warm_adapters_are_where_they_should_be_before_they_are
         async def stats() -> dict:
             return (await admin.get("/admin/engine")).json()
 
-        await until(lambda: parts.core.stats().resident == [digests["p"]])
+        await eventually(lambda: parts.core.stats().resident == [digests["p"]])
         for name in "abcabc":
             asked = {"model": name, "prompt": "x"}
             assert (await client.post("/v1/completions", json=asked)).status_code == 200

@@ -24,6 +24,7 @@ from tests.support.scripted_engine import (
     scripted_parts,
 )
 from tests.support.service import TestService, running_service
+from tests.support.waiting import eventually, until_idle
 
 FAILING = 9
 """A row whose prompt begins with this token fails."""
@@ -102,18 +103,11 @@ class SteppedService:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait, without a step."""
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.001)
+        await eventually(condition)
 
     async def until_idle(self) -> None:
         """Wait until the engine has nothing, and see that nothing is held."""
-        async with asyncio.timeout(60):
-            while True:
-                stats = await self.engine.stats()
-                if (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0):
-                    break
-                await asyncio.sleep(0.001)
+        await until_idle(self.engine)
         self.parts.core.check_integrity()
         self.parts.host.check_integrity()
 
