@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from engine.adapter_source import RunningStep
 from engine.build_runner import BuiltRunner, build_runner
 from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs
 from engine.overlapped_runner import OverlappedRunner
+from engine.runner import RunningStep
 from engine.scheduled_batch import ScheduledBatch
 
 Launch = Callable[[ScheduledBatch], RunningStep]

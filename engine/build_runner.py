@@ -20,13 +20,14 @@ from engine.errors import ConfigError
 from engine.grammar.grammars import Grammars
 from engine.kv_cache import KVCache, kv_bytes_per_block
 from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_blocks
-from engine.model_runner import ModelRunner, RowSampler
+from engine.model_runner import ModelRunner
 from engine.models.decoder import Decoder, load_decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.models.projections import LayerProjections
 from engine.ops import DecoderOps, choose_ops
 from engine.quantization.choose import choose_scheme
 from engine.quantization.scheme import Scheme
+from engine.sampling.launched import RowSampler
 from engine.sampling.sampler import Sampler
 from engine.self_test import NUM_POSITIONS, InvarianceReport, check_batch_invariance
 from lora_kernels import CpuKernels, choose_cpu_kernels

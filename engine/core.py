@@ -10,17 +10,11 @@ from typing import Any
 
 import structlog
 
-from engine.adapter_source import (
-    AdapterEvent,
-    AdapterReady,
-    AdapterSource,
-    Runner,
-    RunningStep,
-    Transfer,
-)
+from engine.adapter_source import AdapterEvent, AdapterReady, AdapterSource
 from engine.config import SchedulerConfig
 from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
+from engine.runner import Runner, RunningStep, Transfer
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler
 from engine.telemetry.journal import Journal

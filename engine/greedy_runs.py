@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.adapter_source import Runner
+from engine.runner import Runner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,
@@ -24,7 +24,7 @@ class RecordingSampler:
         self.logits: dict[int, Tensor] = {}
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
-        """See `engine.model_runner.RowSampler`."""
+        """See `engine.sampling.launched.RowSampler`."""
         self.logits = {
             row.params.seed or 0: values.clone()
             for row, values in zip(rows, logits.to(torch.float32), strict=True)

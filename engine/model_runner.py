@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,26 +13,18 @@ from engine.decode_ladder import DecodeLadder
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.models.lora_meter import LoraMeter
+from engine.sampling.launched import RowSampler
 from engine.scheduled_batch import (
     RunSeconds,
     SampledRow,
-    SamplingRow,
     ScheduledBatch,
     ScheduledRow,
     StepResult,
 )
 
 
-class RowSampler(Protocol):
-    """Draws tokens from logits, a row of logits for each sampling row."""
-
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledRow]:
-        """`logits` is [len(rows), vocab_size], in the model's dtype."""
-        ...
-
-
 class ModelRunner:
-    """Executes batches on one model; the engine's `engine.adapter_source.Runner`."""
+    """Executes batches on one model; the engine's `engine.runner.Runner`."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from engine.adapter_source import Runner, Transfer
+from engine.runner import Runner, Transfer
 from engine.scheduled_batch import SampledRow, ScheduledBatch, ScheduledRow, StepResult
 
 

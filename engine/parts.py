@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapter_host import AdapterHost
-from engine.adapter_source import Runner, RunningStep
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
 from engine.messages import EngineInfo
 from engine.residency import Residency
+from engine.runner import Runner, RunningStep
 from engine.scheduled_batch import ScheduledBatch
 from engine.telemetry.journal import Journal, JournalConfig
 from engine.wake_up import WakeUp

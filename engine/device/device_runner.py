@@ -37,7 +37,7 @@ from lora_kernels import ColumnAffine, EmbeddingLora
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """An `engine.adapter_source.RunningStep`."""
+    """An `engine.runner.RunningStep`."""
 
     num_rows: int
     rows: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class DeviceStep:
 
 
 class DeviceRunner:
-    """The engine's runner on a device: an `engine.adapter_source.OverlappingRunner`."""
+    """The engine's runner on a device: an `engine.runner.OverlappingRunner`."""
 
     def __init__(
         self,

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.adapter_source import Runner
 from engine.messages import EndCalls
 from engine.overlapped_runner import OverlappedRunner
 from engine.plan_ahead import MAX_IN_A_ROW
+from engine.runner import Runner
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from tests.support.memory_engine import MemoryEngine, Overlap, draw, expected_output, request
 from tests.support.scripted_engine import ScriptedRunner

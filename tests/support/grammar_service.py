@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from engine.adapter_source import Runner
 from engine.config import SchedulerConfig
 from engine.grammar.grammars import Grammars
 from engine.inline_client import InlineEngineClient
+from engine.runner import Runner
 from engine.sampling.sampler import Sampler
 from tests.support.random_runner import RandomRunner
 from tests.support.scripted_engine import EOS, VOCAB_SIZE, ScriptedRunner, scripted_parts

@@ -252,7 +252,7 @@ class MemoryRunner:
 
 
 class Flight:
-    """An `engine.adapter_source.RunningStep`."""
+    """An `engine.runner.RunningStep`."""
 
     def __init__(self, compute: Callable[[], StepResult], flights: "list[Flight]") -> None:
         self._compute = compute

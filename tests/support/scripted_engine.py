@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.adapter_disk import ADAPTER_FILES
-from engine.adapter_source import Runner
 from engine.config import SchedulerConfig
 from engine.errors import AdapterUnavailable
 from engine.inline_client import InlineEngineClient
 from engine.messages import EngineInfo, EngineRequest
 from engine.parts import AdapterLimits, EngineParts
+from engine.runner import Runner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,
@@ -53,7 +53,7 @@ class FakeWeights:
 
 
 class ScriptedRunner:
-    """An `engine.adapter_source.Runner` that draws tokens from a script.
+    """An `engine.runner.Runner` that draws tokens from a script.
 
     `before_step(batch)` is called first in each step: to wait on a `threading.Event`, to raise, or
     to keep the batch. A row whose `prompt[0]` is in `failing_rows` fails alone.
