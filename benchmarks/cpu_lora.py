@@ -1,6 +1,6 @@
 """LoRA on the CPU, beside the base model's GEMMs of the same layers in the same run.
 
-    python benchmarks/cpu_lora.py [--threads N] [--kernels native --kernels torch] [--quick]
+    python benchmarks/cpu_lora.py [--threads N] [--cpu-kernels native --cpu-kernels torch] [--quick]
 
 Every projection of every layer is run as in a forward pass, base then LoRA, each timed; layers are
 many enough that weights come from memory. Variants take turns, pass by pass. The table gives, for a
@@ -183,14 +183,16 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--kernels", action="append", help="native (default), native/avx2, torch")
+    parser.add_argument(
+        "--cpu-kernels", action="append", help="native (default), native/avx2, torch"
+    )
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="only the cases that have a bar")
     parser.add_argument("--cpu-seconds", action="store_true", help="one thread's own time")
     arguments = parser.parse_args()
     torch.set_num_threads(1 if arguments.cpu_seconds else arguments.threads)
     clock = time.thread_time_ns if arguments.cpu_seconds else time.perf_counter_ns
-    paths = [choose_cpu_kernels(name) for name in arguments.kernels or ["native"]]
+    paths = [choose_cpu_kernels(name) for name in arguments.cpu_kernels or ["native"]]
     machine = measure_machine(clock)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(

@@ -19,7 +19,7 @@ import psutil
 
 from loraplex.database import upgrade
 from loraplex.settings import AuthSettings, EngineSettings, Settings, StorageSettings
-from loraplex.supervisor.supervise import listen
+from loraplex.supervisor.listeners import listen
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = ROOT / "examples" / "adapters" / "intents"

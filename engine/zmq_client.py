@@ -328,7 +328,7 @@ class ZmqEngineClient:
         if session == welcome.session:  # it was only slow, and runs what we have given up
             for request_id in request_ids:
                 self._send_surely(Abort(request_id))
-        self._log.info("engine_ready", generation=welcome.generation)
+        self._log.info("engine_connected", generation=welcome.generation)
         for joined in self._joined:
             joined(welcome.recent)
 

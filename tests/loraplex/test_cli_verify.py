@@ -34,7 +34,7 @@ def verify(*arguments: object) -> Result:
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_served_adapter_passes_module_by_module_and_end_to_end(folders, kernels):
     base, adapter = folders
-    result = verify(adapter, "--base", base, "--kernels", kernels, "--all")
+    result = verify(adapter, "--base", base, "--cpu-kernels", kernels, "--all")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     modules = [line for line in lines if line.startswith("model.layers.")]

@@ -5,20 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from adapter_store.blobs import LocalBlobStore
 from adapter_store.errors import BlobError, RegistryUnavailable
 from adapter_store.registry.registry import Registry
-from engine.engine_args import EngineArgs
 from loraplex.housekeeping import keep_house, keep_registry, sweep_orphans
-from loraplex.settings import EngineSettings, Settings, StorageSettings
-from loraplex.supervisor.supervise import (
-    Service,
-    _api_payload,  # pyright: ignore[reportPrivateUsage]
-    listen,
-)
 from tests.support.blobs import CONFIG, adapter_files
 from tests.support.registry import FINGERPRINT, open_registry, upload
 
@@ -114,29 +106,3 @@ async def test_last_uses_are_written_behind_and_an_outage_is_survived(
         house.cancel()
         with pytest.raises(asyncio.CancelledError):
             await house
-
-
-def test_an_api_process_starts_without_the_uploads_of_the_one_before(tmp_path: Path):
-    settings = Settings(
-        storage=StorageSettings(
-            database_url="sqlite:////x.db",
-            blobs_dir="b",
-            cache_dir="c",
-            uploads_dir=str(tmp_path),
-            usage_dir="s",
-        ),
-        engine=EngineSettings(engine_socket="s", model_dir="m"),
-    )
-    args = EngineArgs(model_dir="m", socket_path="/s", cache_dir="c", generation=1)
-    with listen("127.0.0.1", 0) as listener:
-        payload = _api_payload(Service(engine=args, api=settings, listener=listener), "api-0")
-        first = msgspec.json.decode(payload(1), type=Settings)
-        folder = Path(first.storage.uploads_dir)
-        assert folder.parent == tmp_path
-        (folder / "tmp123").mkdir()
-        (folder / "tmp123" / "weights.part").write_bytes(b"half an upload")
-        (tmp_path / "api-1").mkdir()
-        second = msgspec.json.decode(payload(2), type=Settings)
-        assert second == first
-        assert list(folder.iterdir()) == []
-        assert (tmp_path / "api-1").is_dir()

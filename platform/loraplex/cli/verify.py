@@ -34,12 +34,12 @@ SHOWN_WRONG = 10
 )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1, 512), default=16, show_default=True,
               help="Length of each greedy reply.")  # fmt: skip
-@click.option("--kernels", default="auto", show_default=True,
+@click.option("--cpu-kernels", default="auto", show_default=True,
               help="The CPU path to prove: native, native/INSTRUCTION_SET or torch.")  # fmt: skip
 @click.option("--all", "show_all", is_flag=True, help="Show every module and reply.")
 @click.pass_context
 def verify(
-    ctx: click.Context, adapter: Path, base: str | None, max_tokens: int, kernels: str,
+    ctx: click.Context, adapter: Path, base: str | None, max_tokens: int, cpu_kernels: str,
     show_all: bool,
 ) -> None:  # fmt: skip
     """Prove that ADAPTER, a PEFT folder, is served exactly as PEFT computes it.
@@ -70,7 +70,7 @@ def verify(
         work = CountedWork(f"Comparing {adapter} with PEFT, module by module ...")
         with _only_warnings(), work:
             found = verify_adapter(
-                adapter, model_dir, prompts, max_tokens=max_tokens, cpu_kernels=kernels,
+                adapter, model_dir, prompts, max_tokens=max_tokens, cpu_kernels=cpu_kernels,
                 on_compared=lambda part: work.update(next(compared), part),
             )  # fmt: skip
     except ServeError as error:

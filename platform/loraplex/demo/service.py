@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from loraplex.supervisor.supervise import listen
+from loraplex.supervisor.listeners import listen
 
 START_SECONDS = 180.0
 _STOP_SECONDS = 45.0

@@ -6,7 +6,17 @@ import socket
 from collections.abc import Generator
 
 from loraplex.supervisor.serve_options import ServeError
-from loraplex.supervisor.supervise import listen
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen on a TCP address; port 0 takes a free one. Raises `OSError`.
+
+    Child processes may inherit the socket.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.set_inheritable(True)
+    return listener
 
 
 def open_listener(host: str, port: int, option: str = "--port") -> socket.socket:

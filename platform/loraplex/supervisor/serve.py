@@ -8,6 +8,7 @@ from rich.console import Console
 from engine.errors import ConfigError
 from engine.logs import configure_logs
 from loraplex.settings import Settings, SettingsError
+from loraplex.supervisor.children import Service
 from loraplex.supervisor.data_dir import DataDir, DataDirError, open_data_dir, run_directory
 from loraplex.supervisor.listeners import metrics_listeners, open_listener
 from loraplex.supervisor.registry_start import (
@@ -23,7 +24,7 @@ from loraplex.supervisor.serve_options import (
     settings_of,
 )
 from loraplex.supervisor.served_model import check_model, resolve_model
-from loraplex.supervisor.supervise import Service, supervise
+from loraplex.supervisor.supervise import supervise
 
 
 async def serve(options: ServeOptions) -> None:
