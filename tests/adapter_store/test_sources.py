@@ -1,3 +1,5 @@
+"""References to repositories of a hub."""
+
 import asyncio
 import datetime
 import os
@@ -12,16 +14,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from adapter_store.errors import SourceError
-from adapter_store.references.policy import Grant, HubCredential, S3Credential, SourcePolicy
-from adapter_store.references.reference import parse_reference
-from adapter_store.references.sources import AdapterSources, FetchedAdapter
+from adapter_store.references.policy import Grant, HubCredential, SourcePolicy
+from adapter_store.references.sources import AdapterSources
 from tests.support.fake_hub import COMMIT, FakeHub, FakeResolver, Reply, fake_hub
-from tests.support.s3 import S3Server
+from tests.support.source_calls import CONFIG, WEIGHTS, fetch, refused
 
 pytestmark = pytest.mark.anyio
-
-CONFIG, WEIGHTS = b'{"peft_type": "LORA"}', bytes(range(256)) * 8192
 LOCAL = {"hub.test": ["127.0.0.1"], "cdn.test": ["127.0.0.1"]}
 CONFIG_PATH = "/org/name/resolve/main/adapter_config.json"
 WEIGHTS_PATH = f"/org/name/resolve/{COMMIT}/adapter_model.safetensors"
@@ -41,31 +39,6 @@ def policy_for(hub: FakeHub, **changes: Any) -> SourcePolicy:
         "hub_redirect_hosts": ("hub.test", "cdn.test"),
     }
     return SourcePolicy(**document | changes)
-
-
-async def fetch(
-    sources: AdapterSources,
-    text: str,
-    into: Path,
-    *,
-    tenant: str = "acme",
-    is_admin: bool = False,
-    max_bytes: int = 10 << 20,
-    seconds: float = 20.0,
-    seen: list[tuple[int, int | None]] | None = None,
-) -> FetchedAdapter:
-    os.makedirs(into, exist_ok=True)
-    told = [] if seen is None else seen
-    return await sources.fetch(
-        parse_reference(text), tenant, into, is_admin=is_admin, max_bytes=max_bytes,
-        seconds=seconds, progress=lambda *step: told.append(step),
-    )  # fmt: skip
-
-
-async def refused(sources: AdapterSources, text: str, into: Path, **options: Any) -> SourceError:
-    with pytest.raises(SourceError) as caught:
-        await fetch(sources, text, into, **options)
-    return caught.value
 
 
 async def test_the_two_files_of_one_commit_are_fetched_anonymously(
@@ -329,171 +302,6 @@ async def test_the_certificate_must_be_the_names_though_the_address_is_called(
             error = await refused(sources, "hf://org/name", tmp_path / "in")
             assert error.code == "source_unavailable"
             assert hub.requests == []
-
-
-# Buckets
-
-
-def s3_policy(server: S3Server, bucket: str | None = None) -> SourcePolicy:
-    credential = S3Credential(
-        access_key_id_env="I", secret_access_key_env="K", access_key_id="named-id",
-        secret_access_key="named-key", endpoint=server.endpoint,
-    )  # fmt: skip
-    grants = [Grant(tenant="acme", source=f"s3://{bucket}/private", credential="lake")]
-    return SourcePolicy(
-        s3_endpoint=server.endpoint, private_hosts=("127.0.0.1",), credentials={"lake": credential},
-        grants=tuple(grants) if bucket else (),
-    )  # fmt: skip
-
-
-async def test_public_objects_are_fetched_unsigned_and_private_ones_are_not_to_be_had(
-    s3_server: S3Server, tmp_path: Path, aws_credentials: None
-):
-    bucket = s3_server.make_bucket()
-    for folder, public in (("public", True), ("hidden", False)):
-        s3_server.put(bucket, f"{folder}/adapter_config.json", CONFIG, public=public)
-        s3_server.put(bucket, f"{folder}/adapter_model.safetensors", WEIGHTS, public=public)
-    sources = AdapterSources(s3_policy(s3_server))
-    fetched = await fetch(sources, f"s3://{bucket}/public/", tmp_path / "a")
-    assert (fetched.config, fetched.weights.read_bytes()) == (CONFIG, WEIGHTS)
-    error = await refused(sources, f"s3://{bucket}/hidden", tmp_path / "b")
-    assert error.code == "source_denied"  # though the process has credentials of its own
-    error = await refused(sources, f"s3://{bucket}/none", tmp_path / "c")
-    assert error.code in ("source_not_found", "source_denied")
-
-
-async def test_a_granted_prefix_is_fetched_with_its_named_credential_alone(
-    s3_server: S3Server, tmp_path: Path, aws_credentials: None, monkeypatch: pytest.MonkeyPatch
-):
-    from adapter_store.references.locations import s3_file
-    from adapter_store.references.reference import S3Reference
-
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "ambient-session")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://ambient.test")
-    bucket = s3_server.make_bucket()
-    s3_server.put(bucket, "private/a/adapter_config.json", CONFIG)
-    s3_server.put(bucket, "private/a/adapter_model.safetensors", WEIGHTS)
-    policy = s3_policy(s3_server, bucket)
-    fetched = await fetch(AdapterSources(policy), f"s3://{bucket}/private/a", tmp_path / "a")
-    assert (fetched.config, fetched.weights.read_bytes()) == (CONFIG, WEIGHTS)
-    error = await refused(
-        AdapterSources(policy), f"s3://{bucket}/private/a", tmp_path / "b", tenant="zen"
-    )
-    assert error.code == "source_denied"
-    reference = S3Reference(bucket, "private/a")
-    file = s3_file(reference, "f", policy, policy.credential_for(reference, "acme"), None)
-    assert f"{s3_server.endpoint}/{bucket}/private/a/f?" in file.url
-    assert "X-Amz-Credential=named-id%2F" in file.url
-    assert "ambient" not in file.url and "named-key" not in file.url
-    assert "named" not in repr(file)
-
-
-async def test_the_services_own_bucket_is_no_source(s3_server: S3Server, tmp_path: Path):
-    bucket = s3_server.make_bucket()
-    sources = AdapterSources(s3_policy(s3_server, bucket), own_bucket=bucket)
-    for text in (f"s3://{bucket}/private/a", f"s3://{bucket}"):
-        error = await refused(sources, text, tmp_path / "in")
-        assert error.code == "source_not_allowed"
-
-
-def test_a_bucket_of_aws_is_found_by_its_region_and_stays_the_same_by_redirects():
-    from adapter_store.references.locations import s3_file
-    from adapter_store.references.reference import S3Reference
-
-    policy = SourcePolicy()
-    plain = s3_file(S3Reference("buck", "a b/c+d", "eu-west-1"), "f", policy, None, None)
-    assert plain.url == "https://buck.s3.eu-west-1.amazonaws.com/a%20b/c%2Bd/f"
-    assert plain.redirect_hosts == ("buck.s3.*.amazonaws.com",)
-    dotted = s3_file(S3Reference("my.buck", ""), "f", policy, None, None)
-    assert dotted.url == "https://s3.us-east-1.amazonaws.com/my.buck/f"
-
-
-# The service's own machine
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root" / "one"
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_bytes(CONFIG)
-    (folder / "adapter_model.safetensors").write_bytes(WEIGHTS)
-    (folder / "adapter_model.bin").write_bytes(b"a pickle")
-    return tmp_path / "root"
-
-
-async def test_files_under_a_root_are_copied_for_admins_only(root: Path, tmp_path: Path):
-    sources = AdapterSources(SourcePolicy(), roots=[root])
-    text = f"file://{root}/one"
-    fetched = await fetch(sources, text, tmp_path / "a", is_admin=True)
-    assert (fetched.config, fetched.weights.read_bytes()) == (CONFIG, WEIGHTS)
-    assert fetched.weights.parent == tmp_path / "a"
-    assert sorted(os.listdir(tmp_path / "a")) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
-    assert (await refused(sources, text, tmp_path / "b")).code == "source_not_allowed"
-    without = AdapterSources(SourcePolicy())
-    error = await refused(without, text, tmp_path / "b", is_admin=True)
-    assert error.code == "source_not_allowed"
-    error = await refused(sources, text, tmp_path / "b", is_admin=True, max_bytes=len(WEIGHTS))
-    assert error.code == "source_too_large"
-
-
-async def test_links_are_followed_within_the_root_and_never_out_of_it(root: Path, tmp_path: Path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "adapter_config.json").write_bytes(CONFIG)
-    (outside / "adapter_model.safetensors").write_bytes(WEIGHTS)
-    (root / "inner-link").symlink_to(root / "one")
-    (root / "outer-link").symlink_to(outside)
-    (root / "file-link").mkdir()
-    (root / "file-link" / "adapter_config.json").symlink_to(outside / "adapter_config.json")
-    (root / "circle").symlink_to(root / "circle")
-    (root / "pipe").mkdir()
-    os.mkfifo(root / "pipe" / "adapter_config.json")
-    (root / "folder").mkdir()
-    (root / "folder" / "adapter_config.json").mkdir()
-    (tmp_path / "root2").symlink_to(outside)  # shares the root's name as a prefix
-    sources = AdapterSources(SourcePolicy(), roots=[root])
-    await fetch(sources, f"file://{root}/inner-link", tmp_path / "a", is_admin=True)
-    for number, (folder, code) in enumerate(
-        {
-            f"{root}/outer-link": "source_not_allowed",
-            f"{root}/file-link": "source_not_allowed",
-            f"{root}2": "source_not_allowed",
-            str(outside): "source_not_allowed",
-            f"{root}/circle": "source_not_found",
-            f"{root}/pipe": "source_not_found",
-            f"{root}/folder": "source_not_found",
-            f"{root}/none": "source_not_found",
-            "/etc": "source_not_allowed",
-            "/no-such-folder": "source_not_allowed",  # nothing tells what there is elsewhere
-        }.items()
-    ):
-        error = await refused(sources, f"file://{folder}", tmp_path / f"b{number}", is_admin=True)
-        assert error.code == code, folder
-        assert "adapter_model" not in str(error)
-
-
-async def test_a_link_that_is_put_in_the_way_meanwhile_is_not_followed(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "adapter_config.json").write_bytes(b"a secret")
-    real = Path.resolve
-
-    def resolve_then_swap(self: Path, strict: bool = False) -> Path:
-        found = real(self, strict=strict)
-        if self.name == "adapter_config.json":
-            (root / "one").rename(root / "moved")
-            (root / "one").symlink_to(outside)
-        return found
-
-    monkeypatch.setattr(Path, "resolve", resolve_then_swap)
-    sources = AdapterSources(SourcePolicy(), roots=[root])
-    error = await refused(sources, f"file://{root}/one", tmp_path / "a", is_admin=True)
-    assert error.code == "source_not_found"
 
 
 async def test_cancelling_a_fetch_lets_go(hub: FakeHub, tmp_path: Path):

@@ -2,15 +2,23 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from adapter_store.base_model import BaseModel
+from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_format import InspectedAdapter, inspect_adapter
+from tests.support.tiny_models import make_tiny_adapter
+
+PREFIX = "base_model.model."
+Q0 = f"{PREFIX}model.layers.0.self_attn.q_proj"
+V1 = f"{PREFIX}model.layers.1.self_attn.v_proj"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -52,3 +60,15 @@ def inspect_folder(
         max_rank=max_rank,
         max_full_values=max_full_values,
     )
+
+
+def refusal(folder: Path, base: BaseModel, **kwargs: Any) -> AdapterFormatError:
+    with pytest.raises(AdapterFormatError) as caught:
+        inspect_folder(folder, base, **kwargs)
+    return caught.value
+
+
+def make_adapter(tmp_path: Path, base_dir: Path, **config: Any) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return make_tiny_adapter(tmp_path / "featured", base_dir, **config)

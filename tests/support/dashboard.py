@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from adapter_store.registry.registry import Registry
-from engine.telemetry.records import RequestRecord, SlotEvent, StepRecord
+from engine.telemetry.records import RequestRecord, SlotEvent, StepRecord, StepShare
 from loraplex.recorder.recorder import Recorder
 from loraplex.recorder.standings import Standings
 from loraplex.recorder.store import RollupStore
 from loraplex.recorder.traffic import Subject
 from loraplex.recorder.widths import SPANS
 from tests.support.fake_engine import FakeEngine
-from tests.support.records import ToldEngine
+from tests.support.records import ToldEngine, request_record, step_record
 from tests.support.service import TestService, no_certificates, running_service
 
 
@@ -81,3 +82,37 @@ async def dashboard(
 ) -> AsyncIterator[Dashboard]:
     async with running_service(root, engine or FakeEngine(), database_url=database_url) as service:
         yield Dashboard(service, Recording(service.registry))
+
+
+def just_now(**changes: object) -> RequestRecord:
+    """A request that ended a moment ago."""
+    record = request_record(**changes)
+    return msgspec.structs.replace(record, arrived=time.time() - 1.0 - record.seconds)
+
+
+async def get(browser: httpx.AsyncClient, path: str, type_: Any, **query: Any) -> Any:
+    reply = await browser.get(f"/dashboard/api/{path}", params=query)
+    assert reply.status_code == 200, reply.text
+    return msgspec.json.decode(reply.content, type=type_)
+
+
+async def fill(at: Dashboard) -> None:
+    """Two tenants' requests: five of `acme` for two versions of `tone`, one of `zen`."""
+    await at.recording.record(
+        [
+            just_now(queue={"slot": 0.3, "turn": 0.1}),
+            just_now(queue={"slot": 0.1}, finish_reasons=("length",)),
+            just_now(
+                version=2, ttft=2.0, seconds=4.0, queue={"kv": 1.5}, finish_reasons=("abort",)
+            ),
+            just_now(adapter="other", queue={}),
+            just_now(adapter=None, version=None, queue={}),
+            just_now(tenant="zen", adapter="secret", queue={"load": 3.0}),
+        ],
+        [
+            step_record(
+                time.time() - 2,
+                [StepShare("acme", "tone@1", 1, 30, 1), StepShare("zen", "secret@1", 0, 0, 5)],
+            )
+        ],
+    )
