@@ -62,7 +62,7 @@ def place(
 
 @contextmanager
 def staging(digest: str, scratch: Path) -> Generator[Path]:
-    """Make an empty folder in `scratch` for `publish` to move away; else it goes in the end."""
+    """Make an empty folder in `scratch` for `publish` to move away; deleted at the end if not."""
     with tempfile.TemporaryDirectory(
         prefix=".placing-", dir=scratch, ignore_cleanup_errors=True
     ) as temporary:
@@ -74,9 +74,10 @@ def staging(digest: str, scratch: Path) -> Generator[Path]:
 def publish(
     digest: str, folder: Path, target: Path, scratch: Path, *, is_durable: bool = True
 ) -> None:
-    """Move a folder to `target`, as `place` says of its copy.
+    """Move `folder` to `target`; what is there stays or is replaced as with `place`.
 
-    Where it is to be durable its files are on the disk already.
+    With `is_durable` the caller has brought the files themselves to the disk. Raises `BlobCorrupt`
+    if they do not hash to the digest, `BlobError` if others keep replacing what is at `target`.
     """
     if is_durable:
         sync_folder(folder)

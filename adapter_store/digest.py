@@ -44,7 +44,7 @@ class AdapterHasher:
 
     Each part comes after its length (8 bytes, little endian). The canonical JSON holds only fields
     that change the result, defaults filled in, so that a config re-saved by another version of PEFT
-    keeps its digest. The file's bytes come by and by.
+    keeps its digest. The file's bytes are given in chunks, to `update`.
     """
 
     def __init__(self, config: PeftConfig, weights_bytes: int) -> None:

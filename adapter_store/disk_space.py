@@ -7,7 +7,8 @@ from typing import BinaryIO
 
 _RESERVED_BYTES = 512 * 2**20
 _RESERVED_SHARE = 20
-"""So much of the disk (or a twentieth, if that is less) stays free: nobody would be served else."""
+"""This much of the disk stays free, or a twentieth of it if that is less. Without room for the
+registry nobody could be served."""
 
 
 def write_all(file: BinaryIO, data: bytes | bytearray, folder: Path) -> None:

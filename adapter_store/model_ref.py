@@ -44,8 +44,8 @@ class ModelRef:
 def parse_model_ref(text: str) -> ModelRef:
     """Read `name`, `name@N` or `name:alias`.
 
-    Raises `ModelNotFound` for any other form: a mistyped model is told apart from an unknown one
-    by nobody.
+    Raises `ModelNotFound` for any other form, so that nobody can tell a mistyped model from one
+    that does not exist.
     """
     name, at, version = text.partition("@")
     if at:

@@ -1,8 +1,8 @@
 """Read and check the header of a safetensors file, without its tensors.
 
 Layout (https://huggingface.co/docs/safetensors): 8 bytes with the header's length (little endian),
-the header as JSON, then the tensors' bytes. The `safetensors` package reads whole files and reports
-faults without the tensor's name, and it takes duplicate names; an upload needs both told apart.
+the header as JSON, then the tensors' bytes. The `safetensors` package will not do for that: it
+reads whole files, names no tensor in its errors, and accepts two tensors of one name.
 """
 
 import json

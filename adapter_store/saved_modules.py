@@ -111,7 +111,8 @@ def without_weights(config: PeftConfig, modules: Collection[str]) -> list[str]:
 
 def _wanted_modules(config: PeftConfig, base: BaseModel) -> dict[str, None]:
     """Modules of the base that PEFT looks for in the file, of those that are served; sorted."""
-    # Thousands of names may be there, and of keys: all names are compared at once, and no key is.
+    # There may be thousands of names, and of keys. So all names are compared at once, and with the
+    # base's modules: not with each key of the file.
     names = tuple(filter(None, config.modules_to_save))
     served = filter(is_served, (name.removesuffix(".weight") for name in sorted(base.tensors)))
     return {

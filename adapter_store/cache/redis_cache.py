@@ -4,8 +4,8 @@ A topic has a stamp, a counter that each change raises. A value is stored with t
 before it was read from the database, and counts only while the topic's stamp is the same: so what
 was read before a change is never found after it. Stamps outlive all values that carry them.
 
-One listener per process keeps the connection: while it has none the cache is degraded, and no
-request tries Redis. When it is back nothing kept is taken for true any more, as events were missed.
+One listener per process watches the connection. Without one the cache is degraded, and no request
+tries Redis. Once it is back, what processes keep in memory is doubted: they have missed events.
 """
 
 import asyncio

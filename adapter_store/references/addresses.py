@@ -34,7 +34,7 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the internet's, for one host."""
+    """Whether an address is that of one host on the public internet."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -52,7 +52,7 @@ def is_public(address: str) -> bool:
 async def callable_addresses(
     host: str, port: int, resolve: Resolver, *, may_be_private: bool
 ) -> Sequence[str]:
-    """The addresses of a host; raises `SourceError` if one of them is none of the internet's."""
+    """The addresses of a host; raises `SourceError` if one of them is not public."""
     try:
         addresses = await resolve(host, port)
     except (OSError, UnicodeError):

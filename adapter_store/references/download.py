@@ -22,7 +22,7 @@ from adapter_store.references.addresses import Resolver, callable_addresses
 
 _MAX_REDIRECTS = 5
 _MAX_ADDRESSES = 3
-"""So many of a host's addresses are tried."""
+"""Of a host; the first ones are tried, no others."""
 _WRITE_BYTES = 1 << 20
 _TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 """Seconds without a byte; the caller has a deadline for the whole."""

@@ -23,7 +23,7 @@ _SIGNED_FOR = timedelta(hours=1)
 def hub_file(
     reference: HubReference, name: str, policy: SourcePolicy, credential: Credential | None
 ) -> RemoteFile:
-    """A file of a repository; without a credential nothing says who asks."""
+    """A file of a repository; without a credential the request is anonymous."""
     revision = quote(reference.revision, safe="")
     headers = {}
     if isinstance(credential, HubCredential):

@@ -114,7 +114,7 @@ class SourcePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         `granted` are further grants of this tenant: credentials' names by source, which go before
         those of the file. Raises `SourceError` (`source_not_allowed`) if there is no grant and
-        public sources are off, or the credential is no more.
+        public sources are off, or the credential no longer exists.
         """
         by_source = {grant.source: grant.credential for grant in self.grants_of(tenant)}
         by_source |= granted or {}

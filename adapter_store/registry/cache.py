@@ -31,10 +31,10 @@ class _Entry(NamedTuple, Generic[V]):
 
 
 class ReadThroughCache(Generic[V]):
-    """Values by scope and key, read when missing. For one event loop; what isn't there is not kept.
+    """Values by scope and key, read when missing. For one event loop. Absence is not cached.
 
-    While the database does not answer, or takes more than `patience_seconds` to, values go on for
-    `stale_seconds` after their time, unless they are known to have changed.
+    While the database does not answer, or takes more than `patience_seconds` to, a value stays in
+    use for `stale_seconds` after it has expired, unless it is known to have changed.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class ReadThroughCache(Generic[V]):
             del self._entries[scope, key]
 
     def doubt(self, scope: str | None = None) -> None:
-        """A scope, or anything, may have changed unseen: read it again before it is used, and what
-        is being read now too. What cannot be read again goes on as before."""
+        """A scope, or with None any, may have changed unseen: read its values again before they are
+        used, those too that are being read now. What cannot be read again stays in use."""
         self._join_no_more(scope)
         for doubted in list(self._keys) if scope is None else [scope]:
             for key in self._keys.get(doubted, ()):
@@ -157,7 +157,7 @@ class ReadThroughCache(Generic[V]):
             is_current = token in self._reading
         except RegistryUnavailable:
             raise
-        except Exception:  # there is no such thing any more
+        except Exception:  # the database has answered: what was kept is gone
             self._is_away = False
             self._drop(scope, key)
             raise

@@ -140,9 +140,10 @@ class Registrations:
         await self._update(registration_id, **_failure(code, message, field))
 
     async def fail_interrupted(self, *, own: bool = False) -> None:
-        """End those whose owner has been silent for long; with `own`, also its predecessor's.
+        """Fail those whose owner has been silent for a minute.
 
-        That is for a process that has just started: what the one before it did is lost.
+        With `own`, which is for a process that has just started, also what this owner's former
+        process left unfinished: its work is lost.
         """
         is_dead = Registration.updated_at < self._clock() - _DEAD_AFTER
         if own:

@@ -1,8 +1,9 @@
 """Residency: which adapters are pinned to a slot or kept in host memory, whatever their use.
 
 Set by adapter name; it holds for the version that the alias `default` names, and so moves with it.
-What counts is files: names whose versions have one digest take one place. A move of `default` is
-never refused for it, so more than the limit may be kept then: the oldest names have the places.
+Limits count files: names whose versions have one digest take one place together. A move of
+`default` is never refused for a limit, so more names may be marked than there are places: then the
+oldest names have them.
 """
 
 from typing import NamedTuple

@@ -48,7 +48,10 @@ async def create(session: AsyncSession, change: Change, name: str, weight: float
 async def list_all(
     session: AsyncSession, limit: int | None = None, after: str = ""
 ) -> list[TenantInfo]:
-    """Tenants by name: all, or the first `limit` of those after a name. `InvalidField` (after)."""
+    """Tenants by name: all, or the first `limit` of those after a name.
+
+    Raises `InvalidField` (after).
+    """
     check_page(after)
     rows = await session.scalars(
         select(Tenant)
@@ -94,7 +97,7 @@ async def find(
 async def suspend(
     session: AsyncSession, change: Change, name: str, *, suspended: bool
 ) -> TenantInfo:
-    """Suspend a tenant, or let it go on. A second time changes nothing; `TenantNotFound`."""
+    """Suspend a tenant, or let it go on; a second time changes nothing. Raises `TenantNotFound`."""
     tenant = await find(session, name, lock="change")
     if suspended != (tenant.suspended_at is not None):
         tenant.suspended_at = change.now if suspended else None

@@ -20,7 +20,7 @@ ALL_KEYS = "all"
 """The scope of every key in the cache; a route's is its tenant's adapter."""
 _STALE_KEY_SECONDS = 60.0
 _STALE_ROUTE_SECONDS = 3600.0
-"""So long what is known goes on being true while the database does not answer."""
+"""How long what was read before stays in use while the database does not answer."""
 
 
 def utc_now() -> datetime:
@@ -71,8 +71,8 @@ class Transactions:
         try:
             changed = await self._database.write(work)
         except RegistryUnavailable:
-            # It was hardly stored, and nothing was said to be: what is known goes on until it can
-            # be read again.
+            # Probably nothing was stored, and nobody was told that it was: what was read before
+            # stays in use until it can be read again.
             cache.doubt(scope)
             raise
         except BaseException:  # cancelled: the commit may have come through

@@ -153,7 +153,7 @@ async def _resolve_alias(session: AsyncSession, tenant: str, ref: ModelRef, alia
 
 
 async def _not_found(session: AsyncSession, tenant: str, ref: ModelRef) -> ModelNotFound:
-    # A deleted adapter has no versions: it is told apart from one that never was by nobody.
+    # A deleted adapter has no versions, so nobody can tell it from one that never was.
     mine = (Tenant.name == tenant) & (Adapter.name == ref.name)
     numbers = (
         await session.scalars(

@@ -1,4 +1,4 @@
-"""Tables as CSV: what a spreadsheet opens, and computes nothing of."""
+"""Tables as CSV, in which no spreadsheet finds a formula."""
 
 import csv
 import io

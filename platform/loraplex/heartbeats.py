@@ -39,8 +39,8 @@ class ApiProcess(msgspec.Struct, frozen=True):
 class Heartbeats:
     """Enter it to begin. Without a `redis_url` there is one process, this one.
 
-    `service` tells services that share a Redis apart. No method raises; while Redis is away, those
-    count that were alive when it was last heard of.
+    `service` tells services that share a Redis apart. While Redis is away those processes count as
+    alive that were when it was last heard of.
     """
 
     def __init__(
@@ -107,7 +107,10 @@ class Heartbeats:
             _log.debug("heartbeat_not_written", error=type(error).__name__)
 
     async def beat(self) -> None:
-        """Say that this process is alive and read who else is, in one round trip."""
+        """Say that this process is alive and read who else is, in one round trip.
+
+        Raises one of `FAILURES` while Redis is away.
+        """
         now = self._clock()
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zadd(self._name, {self._said: now})

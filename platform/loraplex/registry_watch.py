@@ -27,8 +27,9 @@ RegistryStatus = Literal["ok", "degraded", "unavailable"]
 class RegistryWatch:
     """Asks the registry when it is asked, one question at a time, and knows when it last answered.
 
-    A question outlives the page that began it: a database that is slow, at its first connection or
-    under load, is no database that is gone. An async context manager, which ends what is asked.
+    A question outlives the page that began it: a database that is only slow, at its first
+    connection or under load, is not taken for one that is gone. An async context manager; leaving
+    it ends the question.
     """
 
     def __init__(

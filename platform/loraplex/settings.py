@@ -161,7 +161,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """All that an API process is told, by concern."""
 
     storage: StorageSettings
     engine: EngineSettings

@@ -1,4 +1,4 @@
-"""Usage rows, in group commits, each before the last frame of its reply if that takes no second.
+"""Usage rows, written in group commits: a reply's last frame waits for its row, a second at most.
 
 A database that is slow or away holds up no reply for longer; what is not written waits here, and
 on the disk from one start to the next.

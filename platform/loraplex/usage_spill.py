@@ -68,9 +68,10 @@ async def keep_restoring(folder: Path, write: Write) -> None:
 async def restore(folder: Path, write: Write) -> None:
     """Hand the rows of each file to `write`, the oldest file first, and remove it after its last.
 
-    A file with lines that are no rows is kept, as `*.damaged`, and not read again. So is, as
-    `*.refused`, one of whose rows none can be stored: it may be another database. A file that
-    cannot be read holds up no other. Raises `RegistryUnavailable`; what is left then is as it was.
+    A file with lines that are no rows is renamed to `*.damaged`, and not read again. One of whose
+    rows not a single one can be stored is renamed to `*.refused`: it may be for another database. A
+    file that cannot be read holds up no other. Raises `RegistryUnavailable`; the file that was
+    being read and those after it are then as they were.
     """
     for path in _files(folder):
         try:

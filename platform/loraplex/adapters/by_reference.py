@@ -30,7 +30,10 @@ class Order:
 
 
 async def fetch_and_publish(services: Services, order: Order, progress: Progress) -> Outcome:
-    """Raises `SourceError`, and what `publish` raises; nothing is left on the disk then."""
+    """Fetch what was ordered, check it and publish it as the next version.
+
+    Raises `SourceError`, and what `publish` raises; nothing is left on the disk then.
+    """
     settings = services.settings
     # As it is now: what was withdrawn while this waited is not fetched.
     tenant = await services.backends.registry.get_tenant(order.tenant.name)

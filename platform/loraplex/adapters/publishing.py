@@ -115,7 +115,7 @@ async def delete_adapter(
 
 
 async def adapter_is_gone(services: Services, tenant: str, name: str, unused: list[str]) -> None:
-    """Tell all others of an adapter that the registry has no more."""
+    """Tell the engine, and drop the files, of an adapter that the registry no longer has."""
     services.backends.engine.forget(tenant, name)
     await services.residency.refresh()
     await remove_unused(services, unused)

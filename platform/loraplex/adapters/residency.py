@@ -1,4 +1,4 @@
-"""Tells the engine which adapters are pinned and warm: the registry is the truth, it forgets."""
+"""Tells the engine which adapters are pinned and warm: the registry knows, the engine forgets."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,11 @@ _log = structlog.get_logger("loraplex.residency")
 
 
 class ResidencyKeeper:
-    """An async context manager: while inside, a new engine is told at once, and all now and then.
+    """An async context manager. While it is open a new engine is told at once, and the engine that
+    runs again every few seconds.
 
-    A new engine also names all adapters on its disk, which outlives it; those that no version
-    names any more were deleted while none was there, and are unloaded.
+    A new engine names the adapters that it has found on its disk, which outlives it. Those that no
+    version names any more were deleted while no engine ran, and are unloaded.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ResidencyKeeper:
         """What a new engine has on its disk, until it is told what of it still lives."""
         self._poke = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Whoever reads later tells later."""
+        """From the registry's answer until the engine is told it: a later answer is told later."""
 
     async def refresh(self) -> None:
         """Something changed: tell the engine now, or as soon as the registry answers again."""
@@ -82,10 +83,11 @@ class ResidencyKeeper:
                 self._recent = None
 
     def _adapter_limits(self) -> tuple[int | None, int | None]:
-        """What an engine cannot read it would try to read again and again."""
+        """Of rank and full values: what is beyond them the engine would try in vain to read, again
+        and again."""
         try:
             info = self._engine.info
-        except EngineUnavailable:  # there was none yet: none is told either
+        except EngineUnavailable:  # none has joined yet, so nobody is told anything
             return None, None
         return info.max_lora_rank, info.max_full_values
 
@@ -120,7 +122,7 @@ class ResidencyKeeper:
 
 
 def limits_of(info: EngineInfo) -> ResidencyLimits:
-    """Return how many adapters an engine can keep; one slot and its place are left to all others.
+    """Return how many adapters an engine can keep; one slot is left to those that are not kept.
 
     Warm adapters leave as many places in host memory as there are slots.
     """

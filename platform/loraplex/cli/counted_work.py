@@ -12,7 +12,7 @@ _LINE_SECONDS = 10.0
 
 
 class CountedWork:
-    """A context manager. What is being done is said at once, and stays; on standard error.
+    """A context manager that says on standard error what is being done, at once and to stay.
 
     In a terminal a bar follows, which goes with the work. Where nobody redraws lines (a file, a
     pipe, CI) how far it is gets a line, every `line_seconds` at most.

@@ -29,13 +29,13 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._turns = TenantTurns(2)
         self._bytes = llguidance.LLTokenizer("byte")
-        """Stands for the engine's: what no token could begin, no byte could."""
+        """Stands for the engine's tokenizer: where no byte can begin a reply, no token can."""
 
     async def check(self, tenant: str, grammar: str, schemas: Mapping[str, Any]) -> None:
         """Raise `InvalidRequest` unless it compiles in time; `schemas` by the field they came in.
 
-        Waiting for others counts not. llguidance's own limits end the work soon after, if its time
-        was up.
+        The wait for its turn does not count. Work whose time is up is not waited for any more;
+        llguidance's own limits end it soon after.
         """
         digest = sha256(grammar.encode()).digest()
         if self._is_known(digest):

@@ -1,7 +1,7 @@
 """Asks the engine what it did, from a socket that never says hello.
 
-As a client it would be given adapters to fetch and the calls of dead clients to settle; who only
-looks is answered all the same. One question at a time.
+A client that says hello is given adapters to fetch and the calls of dead clients to settle. One
+that only asks is answered all the same. One question at a time.
 """
 
 import asyncio

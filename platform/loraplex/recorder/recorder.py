@@ -27,10 +27,8 @@ _log = structlog.get_logger("loraplex.recorder")
 
 MAX_BUCKETS = 20_000
 """Unwritten ones; when the database is away for so long, what is read then is lost."""
-
-
 SILENT_SECONDS = 15.0
-"""An engine is silent during a step; of one that is for longer, nothing is known to wait."""
+"""An engine is silent during a step. One that is for longer has no queues that anybody knows of."""
 
 
 class Watched(Protocol):

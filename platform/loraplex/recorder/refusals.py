@@ -9,8 +9,8 @@ from engine.telemetry.records import EngineTotals
 class RefusalCounts:
     """Sums by reason and adapter, as of the last answer; `state` keeps them over a restart.
 
-    The engine folds adapters with little traffic into the sum of all others, and what it folds was
-    told before: of that sum counts only by how much all together have grown.
+    The engine folds adapters with little traffic into one sum for all others, and what it folds was
+    counted before. So of that sum only as much is new as all sums together have grown.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:

@@ -14,7 +14,7 @@ _PROTOCOL = "http/protobuf"
 def is_traced(environ: Mapping[str, str]) -> bool:
     """Whether traces go out: an OTLP endpoint is named, or the exporter `otlp` asked for.
 
-    Raises `SettingsError` where the variables ask for what there is not.
+    Raises `SettingsError` where the variables ask for what is not supported or not installed.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
