@@ -16,10 +16,12 @@ from benchmarks.gpu_model import (
     random_adapter,
     random_weights,
 )
+from engine.attention import AttentionShape
 from engine.batch_inputs import build_batch_inputs
 from engine.decode_ladder import DecodeLadder
 from engine.device.setup import DeviceSetup
 from engine.device.staging import InputStager
+from engine.kv_cache import KVShape
 from engine.padding import padded_rows
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 from lora_kernels.device_kernels import device_kernels, rank_rows, row_bytes
@@ -67,20 +69,23 @@ class Bench:
         )
         self.blocks_each = -(-context // BLOCK_SIZE)
         self._num_blocks = max(sizes) * self.blocks_each
-        self.cache = ops.make_kv_cache(
+        kv_shape = KVShape(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            num_blocks=self._num_blocks + 1,
             block_size=BLOCK_SIZE,
             dtype=dtype,
         )
+        self.cache = ops.make_kv_cache(kv_shape, self._num_blocks + 1)
         self.attention = ops.make_attention(
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            block_size=BLOCK_SIZE,
-            windows=(None,) * shape.num_layers,
+            AttentionShape(
+                num_heads=shape.num_heads,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                block_size=BLOCK_SIZE,
+                windows=(None,) * shape.num_layers,
+                scale=shape.head_dim**-0.5,
+            )
         )
         tile = self.decoder.row_tile
         self._stager = InputStager(

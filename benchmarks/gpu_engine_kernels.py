@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import Rates
+from engine.attention import AttentionShape
+from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.sampling.filters import min_p_, scale_by_temperature, top_k_top_p
 from engine.sampling.noise import exponential_noise, stream_key
@@ -112,11 +114,11 @@ def make_attention(
 
     lengths = [start + new for start, new in case.spans]
     each = -(-max(lengths) // 16)
-    cache = TritonKVCache(
-        num_layers=1, num_kv_heads=case.kv_heads, head_dim=case.head_dim,
-        num_blocks=each * len(lengths), block_size=16,
-        dtype=FP8 if case.is_fp8 else dtype, device=device,
+    kv_shape = KVShape(
+        num_layers=1, num_kv_heads=case.kv_heads, head_dim=case.head_dim, block_size=16,
+        dtype=FP8 if case.is_fp8 else dtype,
     )  # fmt: skip
+    cache = TritonKVCache(kv_shape, each * len(lengths), device)
     cache._storage.fill_(0x7F if case.is_fp8 else float("nan"))
     if case.is_fp8:
         cache.set_scales(torch.full_like(cache.scales, 0.02))
@@ -127,9 +129,12 @@ def make_attention(
         positions = np.arange(length)
         slots = torch.from_numpy(tables[row][positions // 16] * 16 + positions % 16).to(device)
         cache.write(0, key[row, :length], value[row, :length], slots)
+    attention_shape = AttentionShape(
+        num_heads=case.heads, num_kv_heads=case.kv_heads, head_dim=case.head_dim, block_size=16,
+        windows=(None,), scale=case.head_dim**-0.5, softcap=case.softcap,
+    )  # fmt: skip
     attention = TritonAttention(
-        num_heads=case.heads, num_kv_heads=case.kv_heads, head_dim=case.head_dim,
-        max_positions=max(lengths), device=device, softcap=case.softcap,
+        attention_shape, max_positions=max(lengths), device=device,
         batch_invariant=batch_invariant, architecture=architecture,
     )  # fmt: skip
     starts, new = (np.array(column) for column in zip(*case.spans, strict=True))
@@ -302,10 +307,11 @@ def _row_works(model: Dimensions, rows: int, device: str) -> Iterator[Work]:
     table.cos, table.sin = table.cos.to(device), table.sin.to(device)
     rotation = TritonRotation(table, torch.zeros(rows, dtype=torch.int64, device=device))
     heads = gate_up.new_ones(rows, model.heads + 2 * model.kv_heads, model.head_dim)
-    cache = TritonKVCache(
-        num_layers=1, num_kv_heads=model.kv_heads, head_dim=model.head_dim,
-        num_blocks=-(-rows // 16), block_size=16, dtype=torch.bfloat16, device=device,
+    kv_shape = KVShape(
+        num_layers=1, num_kv_heads=model.kv_heads, head_dim=model.head_dim, block_size=16,
+        dtype=torch.bfloat16,
     )  # fmt: skip
+    cache = TritonKVCache(kv_shape, -(-rows // 16), device)
     slots = torch.arange(rows, device=device)
     call = rotation.store_call(heads, model.heads, cache, 0, slots, None)
     yield of, call.run, "rotate and store", model.rotate_and_store(rows)

@@ -1,5 +1,6 @@
 """Attention over paged keys and values, as the decoder sees it."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -8,10 +9,32 @@ from engine.batch_inputs import BatchInputs
 from engine.kv_cache import KVCache
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """A model's attention: what a backend is made for."""
+
+    num_heads: int
+    """Query heads; a multiple of `num_kv_heads`."""
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    """Tokens of a KV block."""
+    windows: tuple[int | None, ...]
+    """The windows that layers use; see `AttentionBackend.attend`."""
+    scale: float
+    """Factor of the scores, usually ``head_dim ** -0.5``."""
+    softcap: float | None = None
+    """Scaled scores become ``softcap * tanh(score / softcap)``, as in Gemma 2; None: no cap."""
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
 class AttentionBackend(Protocol):
     """Causal attention, with or without a sliding window, over a `KVCache`.
 
-    How scores are scaled, and whether they are capped, is a backend's own, set when it is made.
     A row's result must be bit-equal whatever shares its batch and however its prefill was cut.
     """
 

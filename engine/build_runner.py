@@ -18,11 +18,12 @@ from engine.decode_ladder import DecodeLadder, ladder_sizes
 from engine.device.device import HostDevice
 from engine.errors import ConfigError
 from engine.grammar.grammars import Grammars
-from engine.kv_cache import KVCache, kv_bytes_per_block
+from engine.kv_cache import KVShape
 from engine.memory import available_bytes, check_num_kv_blocks, choose_num_kv_blocks
 from engine.model_runner import ModelRunner
-from engine.models.decoder import Decoder, load_decoder
+from engine.models.decoder import Decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
+from engine.models.load_decoder import load_decoder
 from engine.models.projections import LayerProjections
 from engine.ops import DecoderOps, choose_ops
 from engine.quantization.choose import choose_scheme
@@ -143,13 +144,11 @@ def build_runner(
         kernels=kernels,
         scheme=scheme,
     )
-    # Padding has a block of its own.
-    num_spare = int(decode_ladder)
-    kv_cache = _make_kv_cache(
-        config, ops, model_dtype, num_kv_blocks, block_size, max_num_seqs, length, num_spare
-    )
-    num_blocks = kv_cache.num_blocks - num_spare
-    attention = make_attention(config, ops, block_size)
+    kv_shape = config.kv_shape(block_size, model_dtype)
+    num_blocks = _num_kv_blocks(kv_shape, num_kv_blocks, max_num_seqs, length)
+    # The ladder's padding rows have a block of their own, which the scheduler does not know.
+    kv_cache = ops.make_kv_cache(kv_shape, num_blocks + int(decode_ladder))
+    attention = ops.make_attention(config.attention_shape(block_size))
     grammars = Grammars.from_pretrained(
         model_dir, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
@@ -196,19 +195,6 @@ def read_base(model_dir: Path, name: str | None) -> BaseModel:
         raise ConfigError(str(error)) from error
 
 
-def make_attention(config: DecoderConfig, ops: DecoderOps, block_size: int) -> AttentionBackend:
-    """Attention with a model's heads, windows and caps, over blocks of `block_size` tokens."""
-    return ops.make_attention(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        windows=config.windows,
-        scale=config.attention_scale,
-        softcap=config.attention_softcap,
-    )
-
-
 def _choose_kernels(choice: str) -> tuple[CpuKernels, DecoderOps]:
     try:
         kernels, ops = choose_cpu_kernels(choice), choose_ops(choice)
@@ -230,41 +216,20 @@ def _choose_dtype(name: str, config: DecoderConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _make_kv_cache(
-    config: DecoderConfig,
-    ops: DecoderOps,
-    dtype: torch.dtype,
-    num_blocks: int | None,
-    block_size: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    num_spare: int,
-) -> KVCache:
-    bytes_per_block = kv_bytes_per_block(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-    )
+def _num_kv_blocks(
+    shape: KVShape, wanted: int | None, max_num_seqs: int, max_model_len: int
+) -> int:
     available = available_bytes()
-    if num_blocks is None:
-        num_blocks = choose_num_kv_blocks(
-            bytes_per_block,
-            block_size=block_size,
+    if wanted is None:
+        wanted = choose_num_kv_blocks(
+            shape.bytes_per_block,
+            block_size=shape.block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             available=available,
         )
-    check_num_kv_blocks(num_blocks, bytes_per_block, available)
-    return ops.make_kv_cache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_blocks=num_blocks + num_spare,
-        block_size=block_size,
-        dtype=dtype,
-    )
+    check_num_kv_blocks(wanted, shape.bytes_per_block, available)
+    return wanted
 
 
 def _self_test(decoder: Decoder, attention: AttentionBackend) -> InvarianceReport:

@@ -13,13 +13,14 @@ FlashAttention). Three things make a query's bits its own:
 The query heads of a KV head are rows of one GEMM, so keys and values are never repeated.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention import AttentionShape
 from engine.attention_tiles import KV_TILE, ChunkTiles, DecodeTiles, chunk_tiles, decode_tiles
 from engine.batch_inputs import BatchInputs
 from engine.errors import ConfigError
@@ -41,34 +42,13 @@ class CpuAttentionPlan:
 class CpuAttention:
     """The CPU's `AttentionBackend`."""
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        windows: Iterable[int | None],
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        """Attention of one model's shape.
-
-        Args:
-            num_heads: query heads; a multiple of `num_kv_heads`.
-            num_kv_heads: key and value heads.
-            head_dim: channels of a head.
-            windows: of all layers; see `AttentionBackend.attend`.
-            scale: factor of the scores; None: ``head_dim ** -0.5``.
-            softcap: scaled scores become ``softcap * tanh(score / softcap)``, as Gemma 2's; None:
-                they stay.
-
-        """
-        self._num_kv_heads = num_kv_heads
-        self._group = num_heads // num_kv_heads
-        self._head_dim = head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._softcap = softcap
-        self._windows = frozenset(windows)
+    def __init__(self, shape: AttentionShape) -> None:
+        self._num_kv_heads = shape.num_kv_heads
+        self._group = shape.group_size
+        self._head_dim = shape.head_dim
+        self._scale = shape.scale
+        self._softcap = shape.softcap
+        self._windows = frozenset(shape.windows)
 
     def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> Mapping[int | None, CpuAttentionPlan]:
         """Tiles for each window that the model's layers have."""

@@ -1,10 +1,30 @@
 """Paged keys and values: blocks of 16 tokens, one pool for all layers."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What a model keeps of one block of tokens, over all layers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    """Tokens of a block."""
+    dtype: torch.dtype
+    """Of the stored keys and values."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block takes over all layers."""
+        values = self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.block_size
+        return values * self.dtype.itemsize
 
 
 class KVCache:
@@ -18,23 +38,16 @@ class KVCache:
     needs_clearing: ClassVar[bool] = True
     """Whether `clear_blocks` does anything; the runner then brings it the blocks."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device | str = "cpu") -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.block_size = shape.block_size
         # [layer, key or value, head, block, offset, channel]: a head's block is contiguous.
         # Not zeroed: the system then commits memory block by block, as blocks are first used.
-        shape = (num_layers, 2, num_kv_heads, num_blocks + 1, block_size, head_dim)
-        self._storage = torch.empty(shape, dtype=dtype, device=device)
+        sizes = (
+            shape.num_layers, 2, shape.num_kv_heads, num_blocks + 1, shape.block_size,
+            shape.head_dim,
+        )  # fmt: skip
+        self._storage = torch.empty(sizes, dtype=shape.dtype, device=device)
         self._storage[:, :, :, self.zero_block] = 0
 
     @property
@@ -62,10 +75,3 @@ class KVCache:
         """Copy (source, destination) blocks, in order, in all layers."""
         for source, destination in pairs:
             self._storage[:, :, :, destination] = self._storage[:, :, :, source]
-
-
-def kv_bytes_per_block(
-    *, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
-) -> int:
-    """Bytes that one block takes over all layers."""
-    return num_layers * 2 * num_kv_heads * head_dim * block_size * dtype.itemsize

@@ -59,18 +59,11 @@ class _Run:
     """Two sequences, each with its own half of a small KV cache."""
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
-        config = decoder.config
         self._decoder = decoder
         self._attention = attention
         self._blocks_each = -(-NUM_POSITIONS // 16)
-        self._cache = decoder.ops.make_kv_cache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_blocks=2 * self._blocks_each,
-            block_size=16,
-            dtype=decoder.dtype,
-        )
+        shape = decoder.config.kv_shape(16, decoder.dtype)
+        self._cache = decoder.ops.make_kv_cache(shape, 2 * self._blocks_each)
         self._cache.clear_blocks(torch.arange(self._cache.num_blocks))
         self.logits: dict[int, Tensor] = {}
 

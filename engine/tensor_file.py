@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # see engine.models.decoder
+if TYPE_CHECKING:  # GPU benchmarks run where adapter_store is not installed
     from adapter_store.safetensors_header import TensorInfo
 
 _DTYPES: Mapping[str, torch.dtype] = {

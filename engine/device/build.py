@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from engine.attention import StaticAttention
-from engine.build_runner import BuiltRunner, SamplerFactory, make_attention, read_base
+from engine.build_runner import BuiltRunner, SamplerFactory, read_base
 from engine.decode_buffers import decode_buffer_bytes
 from engine.decode_ladder import DecodeLadder, ladder_sizes
 from engine.device.device import Device
@@ -21,9 +21,10 @@ from engine.device.staging import InputStager
 from engine.device.warm_up import warm_up
 from engine.errors import ConfigError
 from engine.grammar.grammars import Grammars
-from engine.kv_cache import KVCache, kv_bytes_per_block
-from engine.models.decoder import Decoder, load_decoder
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
+from engine.models.load_decoder import load_decoder
 from engine.ops import DecoderOps
 from engine.padding import padded_rows
 from engine.quantization.choose import choose_scheme
@@ -186,8 +187,8 @@ class _Parts:
         self._decoder = decoder
         self._sampler = sampler
         self._block_size = block_size
-        self._kv_dtype = kv_dtype
-        self._attention = make_attention(config, ops, block_size)
+        self._kv_shape = config.kv_shape(block_size, kv_dtype)
+        self._attention = ops.make_attention(config.attention_shape(block_size))
 
     def measure(self, stager: InputStager, num_tokens: int, max_num_seqs: int) -> int:
         return measure_step(
@@ -220,14 +221,7 @@ class _Parts:
     @property
     def bytes_per_block(self) -> int:
         """Of the KV cache, over all layers."""
-        config = self._config
-        return kv_bytes_per_block(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size=self._block_size,
-            dtype=self._kv_dtype,
-        )
+        return self._kv_shape.bytes_per_block
 
     def buffer_bytes(self, sizes: tuple[int, ...], max_blocks: int) -> int:
         """What a ladder of these sizes holds beside its graphs, and the logits that they share."""
@@ -275,15 +269,7 @@ class _Parts:
         )
 
     def _cache(self, num_blocks: int) -> KVCache:
-        config = self._config
-        return self._ops.make_kv_cache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_blocks=num_blocks,
-            block_size=self._block_size,
-            dtype=self._kv_dtype,
-        )
+        return self._ops.make_kv_cache(self._kv_shape, num_blocks)
 
 
 def _choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

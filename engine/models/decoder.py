@@ -1,6 +1,8 @@
-"""The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`."""
+"""The decoder: pre-norm attention and gated MLP, for every family of `decoder_config`.
 
-from collections.abc import Callable
+`engine.models.load_decoder` makes one from a checkpoint.
+"""
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,31 +18,26 @@ from engine.models.projection import Projection
 from engine.models.projections import (
     OUTPUT_PROJECTION,
     ProjectionKey,
-    ProjectionSpec,
     iter_projections,
     module_path,
 )
 from engine.models.rotary import RotaryTable
-from engine.models.weight_reader import WeightReader
 from engine.ops import (
     DecoderOps,
     HeadNorms,
     LinearOp,
     RotationOp,
     StoringRotation,
-    TorchOps,
 )
 from engine.padding import padded_rows
-from engine.quantization.scheme import Scheme
 from lora_kernels import EmbeddingTable, LoraBatch
-from lora_kernels.cpu_kernels import TORCH_KERNELS
 from lora_kernels.device_batch import DeviceLoraBatch
-from lora_kernels.device_kernels import Kernels, Table
 
 if TYPE_CHECKING:  # benchmarks make decoders where there is no checkpoint, and no adapter_store
-    from adapter_store.base_model import BaseModel
+    pass
 
-_FINAL_NORM_PATH = "model.norm"
+FINAL_NORM_PATH = "model.norm"
+"""Hugging Face's path of the norm before the output layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,97 +239,7 @@ class Decoder:
         return narrow(x), narrow(attended), lora
 
 
-def load_decoder(
-    config: DecoderConfig,
-    base: "BaseModel",
-    *,
-    dtype: torch.dtype,
-    num_slots: int,
-    max_positions: int,
-    ops: DecoderOps | None = None,
-    kernels: Kernels = TORCH_KERNELS,
-    device: torch.device | str = "cpu",
-    scheme: Scheme | None = None,
-) -> Decoder:
-    """Read a checkpoint; raises ConfigError that names a missing, misshapen or unknown tensor.
-
-    `ops` compute, by default PyTorch's; `kernels` make the adapter slots; both for `device`.
-    `scheme` quantises the layers' linears; embedding, output layer and norms stay as they are.
-    """
-    ops = ops or TorchOps()
-    reader = WeightReader(base, dtype, device)
-    embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-
-    def make_table(in_features: int, sizes: tuple[int, ...]) -> Table:
-        return kernels.make_table(in_features, sizes, num_slots, dtype)
-
-    layers = tuple(
-        _load_layer(config, ops, reader, index, make_table, scheme)
-        for index in range(config.num_layers)
-    )
-    final_norm = _load_norm(config, reader, f"{_FINAL_NORM_PATH}.weight", config.hidden_size)
-    # A tied head is the embedding too, so that the weight is held once.
-    rows = ops.make_linear(embedding, keep_rows=True)
-    if config.tie_word_embeddings:
-        reader.skip("lm_head.weight")
-        head = rows
-    else:
-        weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        head = ops.make_linear(weight)
-    lm_head = Projection(head, make_table(config.hidden_size, (config.vocab_size,)))
-    reader.check_all_taken()
-    return Decoder(config, ops, rows, layers, final_norm, lm_head, max_positions, dtype, device)
-
-
-def _load_layer(
-    config: DecoderConfig,
-    ops: DecoderOps,
-    reader: WeightReader,
-    index: int,
-    make_table: Callable[[int, tuple[int, ...]], Table],
-    scheme: Scheme | None,
-) -> DecoderLayer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def projection(
-        spec: ProjectionSpec, in_features: int, sizes: tuple[int, ...], has_bias: bool
-    ) -> Projection:
-        if len(spec.members) == 1:
-            sizes = (sum(sizes),)
-        paths = [module_path(index, member) for member in spec.members]
-        named = list(zip(paths, sizes, strict=True))
-        weights = [reader.take(f"{path}.weight", n, in_features) for path, n in named]
-        bias = (
-            torch.cat([reader.take(f"{path}.bias", n) for path, n in named]) if has_bias else None
-        )
-        if scheme is None:
-            linear = ops.make_linear(torch.cat(weights), bias)
-        else:
-            linear = scheme.make_linear(weights, bias)
-        return Projection(linear, make_table(in_features, sizes))
-
-    def norm(name: str, size: int = hidden) -> Tensor:
-        return _load_norm(config, reader, f"{module_path(index, name)}.weight", size)
-
-    specs, head_norms = config.projections, config.qk_norm
-    norms = {field: norm(name) for field, name in _norm_names(config).items()}
-    return DecoderLayer(
-        attention_norm=norms["attention_norm"],
-        attention_out_norm=norms.get("attention_out_norm"),
-        mlp_norm=norms["mlp_norm"],
-        mlp_out_norm=norms.get("mlp_out_norm"),
-        query_norm=norm("self_attn.q_norm", config.head_dim) if head_norms else None,
-        key_norm=norm("self_attn.k_norm", config.head_dim) if head_norms else None,
-        qkv=projection(specs.qkv, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
-        out=projection(specs.out, query_size, (hidden,), config.o_bias),
-        gate_up=projection(specs.gate_up, hidden, (inner, inner), config.mlp_bias),
-        down=projection(specs.down, inner, (hidden,), config.mlp_bias),
-        window=config.windows[index],
-    )
-
-
-def _norm_names(config: DecoderConfig) -> dict[str, str]:
+def norm_names(config: DecoderConfig) -> dict[str, str]:
     """What Hugging Face calls the norms of a layer's residual stream, by `DecoderLayer`'s field.
 
     Llama's name for the MLP's norm is Gemma 2's name for the norm of what attention adds.
@@ -348,18 +255,13 @@ def _norm_names(config: DecoderConfig) -> dict[str, str]:
 
 
 def _norm_places(config: DecoderConfig) -> dict[str, NormPlace]:
-    names = _norm_names(config).items()
+    names = norm_names(config).items()
     places = {
         module_path(layer, name): NormPlace(layer, field)
         for layer in range(config.num_layers)
         for field, name in names
     }
-    return {**places, _FINAL_NORM_PATH: FINAL_NORM}
-
-
-def _load_norm(config: DecoderConfig, reader: WeightReader, name: str, size: int) -> Tensor:
-    weight = reader.take(name, size)
-    return weight.to(torch.float32).add(1.0) if config.unit_offset_norms else weight
+    return {**places, FINAL_NORM_PATH: FINAL_NORM}
 
 
 def _soft_cap(logits: Tensor, cap: float) -> Tensor:

@@ -10,7 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.attention import AttentionShape
 from engine.errors import ConfigError
+from engine.kv_cache import KVShape
 from engine.models.families import FAMILIES, BiasRule, Family
 from engine.models.projections import LayerProjections
 
@@ -63,6 +65,28 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: torch.dtype | None
     """What config.json says that the weights are; None where it says nothing."""
+
+    def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
+        """The shape of a KV cache with blocks of `block_size` tokens."""
+        return KVShape(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+        )
+
+    def attention_shape(self, block_size: int) -> AttentionShape:
+        """The shape of attention over such a cache."""
+        return AttentionShape(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+            windows=self.windows,
+            scale=self.attention_scale,
+            softcap=self.attention_softcap,
+        )
 
 
 def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.tensor_file import TensorFile
 
-if TYPE_CHECKING:  # see engine.models.decoder
+if TYPE_CHECKING:  # GPU benchmarks run where adapter_store is not installed
     from adapter_store.base_model import BaseModel
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16")

@@ -3,13 +3,12 @@
 Bits are a row's own for the reasons told in native/attention.h.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from engine.attention import AttentionShape
 from engine.batch_inputs import BatchInputs
-from engine.kv_cache import KVCache
+from engine.kv_cache import KVCache, KVShape
 from engine.ops.native_library import NativeLibrary
 
 BLOCK_SIZE = 16
@@ -34,8 +33,8 @@ class NativeKVCache(KVCache):
     first dimension share a word: [channels / 2, 16, 2] and [8, channels, 2].
     """
 
-    def __init__(self, library: NativeLibrary, **shape: Any) -> None:
-        super().__init__(**shape)
+    def __init__(self, library: NativeLibrary, shape: KVShape, num_blocks: int) -> None:
+        super().__init__(shape, num_blocks)
         self._store_kv = library.store_kv
         self.head_stride: int = self._storage.stride(2)
         """Elements from one head's blocks to the next head's."""
@@ -83,24 +82,14 @@ class NativeKVCache(KVCache):
 class NativeAttention:
     """An `AttentionBackend` over a `NativeKVCache`."""
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        instruction_set: int,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float | None,
-        softcap: float | None,
-    ) -> None:
+    def __init__(self, library: NativeLibrary, instruction_set: int, shape: AttentionShape) -> None:
         self._attend = library.attend
         self._instruction_set = instruction_set
-        self._num_kv_heads = num_kv_heads
-        self._group = num_heads // num_kv_heads
-        self._head_dim = head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._softcap = softcap or 0.0
+        self._num_kv_heads = shape.num_kv_heads
+        self._group = shape.group_size
+        self._head_dim = shape.head_dim
+        self._scale = shape.scale
+        self._softcap = shape.softcap or 0.0
 
     def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> BatchInputs:
         """All that the kernel needs stands in the inputs."""

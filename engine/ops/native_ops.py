@@ -1,15 +1,14 @@
 """A decoder's operations through the compiled kernels, where they take the model's shapes."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import structlog
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend
-from engine.kv_cache import KVCache
+from engine.attention import AttentionBackend, AttentionShape
+from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops import native_attention, native_linear
 from engine.ops.native_attention import NativeAttention, NativeKVCache
@@ -103,62 +102,20 @@ class NativeOps:
         """See `DecoderOps.rotation`."""
         return NativeRotation(self._library, self._instruction_set, table, positions)
 
-    def make_kv_cache(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
+    def make_kv_cache(self, shape: KVShape, num_blocks: int) -> KVCache:
         """See `DecoderOps.make_kv_cache`."""
-        shape: dict[str, Any] = {
-            "num_layers": num_layers,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "num_blocks": num_blocks,
-            "block_size": block_size,
-        }
-        if native_attention.why_not(head_dim, block_size) is None:
-            return NativeKVCache(self._library, **shape, dtype=dtype)
-        return KVCache(**shape, dtype=dtype)
+        if native_attention.why_not(shape.head_dim, shape.block_size) is None:
+            return NativeKVCache(self._library, shape, num_blocks)
+        return self._torch.make_kv_cache(shape, num_blocks)
 
-    def make_attention(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: Iterable[int | None],
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> AttentionBackend:
+    def make_attention(self, shape: AttentionShape) -> AttentionBackend:
         """See `DecoderOps.make_attention`."""
-        reason = native_attention.why_not(head_dim, block_size)
+        reason = native_attention.why_not(shape.head_dim, shape.block_size)
         if reason is None:
-            return NativeAttention(
-                self._library,
-                self._instruction_set,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                scale=scale,
-                softcap=softcap,
-            )
+            return NativeAttention(self._library, self._instruction_set, shape)
         log = structlog.get_logger("engine.kernels")
         log.warning("attention runs on the slow path, through PyTorch", reason=reason)
-        return self._torch.make_attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            block_size=block_size,
-            windows=windows,
-            scale=scale,
-            softcap=softcap,
-        )
+        return self._torch.make_attention(shape)
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         """See `DecoderOps.draw`."""

@@ -1,13 +1,13 @@
 """The operations of a decoder that have more than one implementation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend
-from engine.kv_cache import KVCache
+from engine.attention import AttentionBackend, AttentionShape
+from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
 
 
@@ -121,31 +121,12 @@ class DecoderOps(Protocol):
         """The rotation of a step's tokens at `positions` [rows]; serves every layer."""
         ...
 
-    def make_kv_cache(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
+    def make_kv_cache(self, shape: KVShape, num_blocks: int) -> KVCache:
         """A cache in the layout that `make_attention`'s backend reads."""
         ...
 
-    def make_attention(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: Iterable[int | None],
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> AttentionBackend:
-        """Attention of one model's shape; see `engine.cpu_attention.CpuAttention`."""
+    def make_attention(self, shape: AttentionShape) -> AttentionBackend:
+        """Attention of one model over such a cache; raises ConfigError where it cannot be had."""
         ...
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:

@@ -1,14 +1,15 @@
 """A decoder's operations in PyTorch; a row's bits never depend on its neighbours."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention import AttentionShape
 from engine.cpu_attention import CpuAttention
-from engine.kv_cache import KVCache
+from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import Draw
 from engine.padding import ROW_TILE
@@ -54,46 +55,13 @@ class TorchOps:
         """See `DecoderOps.rotation`."""
         return TorchRotation(table.cos[positions], table.sin[positions])
 
-    def make_kv_cache(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
+    def make_kv_cache(self, shape: KVShape, num_blocks: int) -> KVCache:
         """See `DecoderOps.make_kv_cache`."""
-        return KVCache(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=dtype,
-        )
+        return KVCache(shape, num_blocks)
 
-    def make_attention(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: Iterable[int | None],
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> CpuAttention:
+    def make_attention(self, shape: AttentionShape) -> CpuAttention:
         """See `DecoderOps.make_attention`."""
-        return CpuAttention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            windows=windows,
-            scale=scale,
-            softcap=softcap,
-        )
+        return CpuAttention(shape)
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         """See `DecoderOps.draw`."""

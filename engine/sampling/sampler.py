@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.grammar.cursor import GrammarCursor
-from engine.grammar.grammars import GrammarError, Grammars
+from engine.grammar.grammars import Grammars
 from engine.ops import DecoderOps, Draw, TorchOps
 from engine.sampling.adjustments import adjust_logits, has_adjustments
 from engine.sampling.filters import Candidates, min_p_, scale_by_temperature, top_k_top_p
+from engine.sampling.grammar_rows import follow_grammar
 from engine.sampling.logprobs import sampled_tokens
 from engine.sampling.noise import exponential_noise, stream_key
 from engine.sampling.rules import has_nucleus, is_greedy, problem_of
@@ -68,7 +68,7 @@ class Sampler:
             if problem is not None:
                 results[index] = SampledRow(error=problem)
             elif row.grammar is not None:
-                held = self._follow_grammar(row.grammar, row)
+                held = follow_grammar(self._grammars, row)
                 if held is None:
                     others.append(index)
                 else:
@@ -89,16 +89,6 @@ class Sampler:
         for chunk in self._chunks(others, logits.device.type):
             results.update(self._sample_chunk(logits, rows, chunk))
         return [results[index] for index in range(len(rows))]
-
-    def _follow_grammar(self, cursor: GrammarCursor, row: SamplingRow) -> SampledRow | None:
-        """None once the cursor's mask is that of the row's next token."""
-        if self._grammars is None:
-            return SampledRow(error="the engine has no tokenizer to follow a grammar with")
-        try:
-            is_ready = self._grammars.follow(cursor, row.token_ids[row.num_prompt_tokens :])
-        except GrammarError as error:
-            return SampledRow(error=str(error), error_code="grammar_failed")
-        return None if is_ready else SampledRow(is_deferred=True)
 
     def _chunks(self, indices: list[int], device_type: str) -> list[list[int]]:
         budget = _CPU_CHUNK if device_type == "cpu" else _DEVICE_CHUNK

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention import AttentionShape
 from engine.batch_inputs import NO_BLOCK, BatchInputs, IntArray
 from engine.errors import ConfigError
 from engine.kv_cache import KVCache
@@ -90,41 +91,36 @@ class TritonAttention:
 
     def __init__(
         self,
+        shape: AttentionShape,
         *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         max_positions: int,
         device: torch.device | str,
-        scale: float | None = None,
-        softcap: float | None = None,
         batch_invariant: bool = False,
         architecture: int,
     ) -> None:
         """Attention of one model's shape.
 
         Args:
-            num_heads: query heads; a multiple of `num_kv_heads`.
-            num_kv_heads: key and value heads.
-            head_dim: channels of a head.
-            max_positions: of the longest sequence; what splits are chosen by.
+            shape: heads, windows and scores of the model.
+            max_positions: length of the longest sequence, by which splits are chosen.
             device: of queries and caches.
-            scale: factor of the scores; None: ``head_dim ** -0.5``.
-            softcap: scaled scores become ``softcap * tanh(score / softcap)``; None: they stay.
-            batch_invariant: whether a row's bits must not depend on the batch or on its cuts.
+            batch_invariant: whether a row's bits must not depend on the batch or on how its
+                prefill was cut.
             architecture: compute capability x 10.
 
         Raises ConfigError for a shape that the kernel does not take.
 
         """
-        if num_heads % num_kv_heads:
-            raise ConfigError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads")
-        self._num_heads, self._num_kv_heads = num_heads, num_kv_heads
-        self._head_dim = head_dim
+        if shape.num_heads % shape.num_kv_heads:
+            raise ConfigError(
+                f"{shape.num_heads} query heads are no multiple of {shape.num_kv_heads} KV heads"
+            )
+        self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
+        self._head_dim = shape.head_dim
         self._max_positions = max_positions
         self._device = torch.device(device)
-        self._scale = head_dim**-0.5 if scale is None else scale
-        self._softcap = softcap
+        self._scale = shape.scale
+        self._softcap = shape.softcap
         self._batch_invariant = batch_invariant
         self._architecture = architecture
         try:

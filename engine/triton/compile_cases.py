@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.attention import AttentionShape
+from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import HeadNorms
 from engine.sampling_params import SamplingParams
@@ -59,13 +61,19 @@ class AttentionCase(Case):
     def calls(self, architecture: int) -> Iterator[KernelCall]:
         """See `Case.calls`."""
         group, kv_heads, tokens = self.group, 2, 64
-        attention = TritonAttention(
+        shape = AttentionShape(
             num_heads=group * kv_heads,
             num_kv_heads=kv_heads,
             head_dim=self.head_dim,
+            block_size=16,
+            windows=(self.window,),
+            scale=self.head_dim**-0.5,
+            softcap=self.softcap,
+        )
+        attention = TritonAttention(
+            shape,
             max_positions=8192 if self.is_split else 1,
             device="cpu",
-            softcap=self.softcap,
             batch_invariant=self.batch_invariant,
             architecture=architecture,
         )
@@ -181,12 +189,7 @@ def all_cases() -> list[Case]:
 
 
 def _cache(kv_heads: int, head_dim: int, dtype: torch.dtype) -> TritonKVCache:
-    return TritonKVCache(
-        num_layers=1,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        num_blocks=15,
-        block_size=16,
-        dtype=dtype,
-        device="cpu",
+    shape = KVShape(
+        num_layers=1, num_kv_heads=kv_heads, head_dim=head_dim, block_size=16, dtype=dtype
     )
+    return TritonKVCache(shape, 15, "cpu")

@@ -1,12 +1,12 @@
 """Paged keys and values on a device, in the model's dtype or as 8-bit floats with a scale."""
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
+from engine.kv_cache import KVCache, KVShape
 
 FP8 = torch.float8_e4m3fn
 
@@ -19,10 +19,12 @@ class TritonKVCache(KVCache):
 
     needs_clearing = False
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device | str, **shape: Any) -> None:
-        self.is_fp8 = dtype is FP8
-        # As bytes: Triton has the type only on GPUs since compute capability 8.9.
-        super().__init__(dtype=torch.uint8 if self.is_fp8 else dtype, device=device, **shape)
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device | str) -> None:
+        self.is_fp8 = shape.dtype is FP8
+        if self.is_fp8:
+            # As bytes: Triton has the type only on GPUs since compute capability 8.9.
+            shape = replace(shape, dtype=torch.uint8)
+        super().__init__(shape, num_blocks, device)
         num_layers, _, num_kv_heads = self._storage.shape[:3]
         self.scales = torch.ones(num_layers, 2, num_kv_heads, device=device)
         """[layer, keys or values, KV head] float32: what stored 8-bit numbers are multiplied by."""

@@ -1,10 +1,12 @@
 """A decoder's operations on a GPU: PyTorch's GEMMs, and Triton for all between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from engine.attention import AttentionShape
+from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import Draw
 from engine.ops.torch_ops import TorchLinear, TorchOps
@@ -79,47 +81,16 @@ class TritonOps:
         """See `DecoderOps.rotation`; its `store` also norms, and fills the KV cache."""
         return TritonRotation(table, positions)
 
-    def make_kv_cache(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-    ) -> TritonKVCache:
-        """See `DecoderOps.make_kv_cache`; `dtype` may be torch.float8_e4m3fn."""
-        return TritonKVCache(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=dtype,
-            device=self.device,
-        )
+    def make_kv_cache(self, shape: KVShape, num_blocks: int) -> TritonKVCache:
+        """See `DecoderOps.make_kv_cache`; the shape's dtype may be torch.float8_e4m3fn."""
+        return TritonKVCache(shape, num_blocks, self.device)
 
-    def make_attention(
-        self,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        windows: Iterable[int | None],
-        scale: float | None = None,
-        softcap: float | None = None,
-    ) -> TritonAttention:
-        """See `DecoderOps.make_attention`; raises ConfigError for heads that it does not take."""
+    def make_attention(self, shape: AttentionShape) -> TritonAttention:
+        """See `DecoderOps.make_attention`."""
         return TritonAttention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            shape,
             max_positions=self._max_positions,
             device=self.device,
-            scale=scale,
-            softcap=softcap,
             batch_invariant=self._batch_invariant,
             architecture=self._architecture,
         )

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from engine.attention import AttentionShape
 from engine.batch_inputs import build_batch_inputs
 from engine.errors import ConfigError
+from engine.kv_cache import KVShape
 from engine.ops import DecoderOps, TorchOps
 from engine.scheduled_batch import ScheduledRow
 from tests.support.decoder_ops import make_ops, ops_names
@@ -29,7 +31,7 @@ class Sequences:
     ):
         self.ops = ops
         self.heads, self.kv_heads, self.dim = shape
-        self.scale, self.softcap = scale, softcap
+        self.scale, self.softcap = scale or self.dim**-0.5, softcap
         generator = torch.Generator().manual_seed(seed)
 
         def random(*size: int) -> torch.Tensor:
@@ -41,25 +43,27 @@ class Sequences:
         per_sequence = -(-max(lengths) // block_size)
         order = torch.randperm(per_sequence * len(lengths), generator=generator).tolist()
         self.tables = [order[i :: len(lengths)] for i in range(len(lengths))]
-        self.cache = ops.make_kv_cache(
+        kv_shape = KVShape(
             num_layers=1,
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
-            num_blocks=len(order),
             block_size=block_size,
             dtype=dtype,
         )
+        self.cache = ops.make_kv_cache(kv_shape, len(order))
 
     def run(self, parts, window):
         """Attention of (sequence, start, stop) parts of one step; [tokens, heads * dim] each."""
         attention = self.ops.make_attention(
-            num_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_dim=self.dim,
-            block_size=self.cache.block_size,
-            windows=[window, None],
-            scale=self.scale,
-            softcap=self.softcap,
+            AttentionShape(
+                num_heads=self.heads,
+                num_kv_heads=self.kv_heads,
+                head_dim=self.dim,
+                block_size=self.cache.block_size,
+                windows=(window, None),
+                scale=self.scale,
+                softcap=self.softcap,
+            )
         )
         size = self.cache.block_size
         rows = [
@@ -91,8 +95,7 @@ class Sequences:
         group = self.heads // self.kv_heads
         key = self.key[s].double().repeat_interleave(group, dim=1)
         value = self.value[s].double().repeat_interleave(group, dim=1)
-        scale = self.dim**-0.5 if self.scale is None else self.scale
-        scores = torch.einsum("qhd,khd->hqk", self.query[s].double(), key) * scale
+        scores = torch.einsum("qhd,khd->hqk", self.query[s].double(), key) * self.scale
         if self.softcap is not None:
             scores = (scores / self.softcap).tanh() * self.softcap
         position = torch.arange(len(key))

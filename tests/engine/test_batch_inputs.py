@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from engine.batch_inputs import NO_BLOCK, build_batch_inputs
-from engine.kv_cache import KVCache, kv_bytes_per_block
+from engine.kv_cache import KVCache, KVShape
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 
@@ -49,9 +49,11 @@ def test_a_block_table_too_short_for_its_tokens_is_an_error():
         build_batch_inputs([row([1] * 17, 0, [0])], block_size=16)
 
 
-def cache(**changes) -> KVCache:
-    shape = {"num_layers": 2, "num_kv_heads": 3, "head_dim": 4, "num_blocks": 5, "block_size": 2}
-    return KVCache(**(shape | changes), dtype=torch.float32)
+SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, block_size=2, dtype=torch.float32)
+
+
+def cache() -> KVCache:
+    return KVCache(SHAPE, 5)
 
 
 def test_keys_and_values_land_where_the_slot_mapping_says():
@@ -83,10 +85,7 @@ def test_blocks_are_cleared_and_copied_in_all_layers_and_the_zero_block_stays_ze
 
 def test_a_blocks_size_in_bytes_is_what_the_cache_takes():
     kv = cache()
-    size = kv_bytes_per_block(
-        num_layers=2, num_kv_heads=3, head_dim=4, block_size=2, dtype=torch.float32
-    )
-    assert kv._storage.nbytes == size * (kv.num_blocks + 1)
+    assert kv._storage.nbytes == SHAPE.bytes_per_block * (kv.num_blocks + 1)
 
 
 def test_live_sequences_of_any_kind_are_read_not_kept():

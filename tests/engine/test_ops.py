@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from engine.attention import AttentionShape
+from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops import DecoderOps, Draw, choose, choose_ops
 from engine.ops import native_library as native
@@ -235,8 +237,10 @@ def test_attention_that_the_compiled_kernel_does_not_take_is_told_at_the_start(
         reason = None  # all of it runs through PyTorch, as is told once
     shape = {"num_kv_heads": 1, "head_dim": head_dim, "block_size": block_size}
     with structlog.testing.capture_logs() as logs:
-        attention = ops.make_attention(num_heads=2, windows=[None], **shape)
-    cache = ops.make_kv_cache(num_layers=1, num_blocks=2, dtype=torch.float32, **shape)
+        attention = ops.make_attention(
+            AttentionShape(num_heads=2, windows=(None,), scale=head_dim**-0.5, **shape)
+        )
+    cache = ops.make_kv_cache(KVShape(num_layers=1, dtype=torch.float32, **shape), 2)
     is_compiled = ops.name != "torch" and reason is None
     assert isinstance(attention, NativeAttention) == is_compiled
     assert isinstance(cache, NativeKVCache) == is_compiled

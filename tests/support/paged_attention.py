@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.attention import AttentionShape
 from engine.batch_inputs import BatchInputs, build_batch_inputs
+from engine.kv_cache import KVShape
 from engine.scheduled_batch import ScheduledRow
 from engine.triton.attention import StaticAttentionPlan, TritonAttention
 from engine.triton.kv_cache import FP8, TritonKVCache
@@ -29,15 +31,19 @@ class PagedSequences:
         """`shape`: query heads, KV heads, channels; `options` of `TritonAttention`."""
         self.heads, self.kv_heads, self.dim = shape
         self.dtype = dtype
-        self.scale, self.softcap = options.get("scale"), options.get("softcap")
+        self.scale = options.pop("scale", None) or self.dim**-0.5
+        self.softcap = options.pop("softcap", None)
         options = {"max_positions": max(lengths), "architecture": 90, **options}
-        self.attention = TritonAttention(
+        attention_shape = AttentionShape(
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
-            device="cpu",
-            **options,
+            block_size=16,
+            windows=(None,),
+            scale=self.scale,
+            softcap=self.softcap,
         )
+        self.attention = TritonAttention(attention_shape, device="cpu", **options)
         generator = torch.Generator().manual_seed(seed)
 
         def random(*size: int) -> torch.Tensor:
@@ -50,15 +56,14 @@ class PagedSequences:
         order = torch.randperm(each * len(lengths), generator=generator).tolist()
         self._written = [0] * len(lengths)
         self.tables = [order[i :: len(lengths)] for i in range(len(lengths))]
-        self.cache = TritonKVCache(
+        kv_shape = KVShape(
             num_layers=2,
             num_kv_heads=self.kv_heads,
             head_dim=self.dim,
-            num_blocks=len(order),
             block_size=16,
             dtype=FP8 if is_fp8 else dtype,
-            device="cpu",
         )
+        self.cache = TritonKVCache(kv_shape, len(order), "cpu")
         self.cache._storage.fill_(0x7F if is_fp8 else float("nan"))
         if is_fp8:
             scales = 0.01 + torch.rand(self.cache.scales.shape, generator=generator) / 50
@@ -125,7 +130,7 @@ class PagedSequences:
         """The definition, in float64."""
         group = self.heads // self.kv_heads
         key, value = (part.repeat_interleave(group, dim=1) for part in self.stored(s))
-        scale = self.dim**-0.5 if self.scale is None else self.scale
+        scale = self.scale
         scores = torch.einsum("qhd,khd->hqk", self.query[s].double(), key) * scale
         if self.softcap is not None:
             scores = (scores / self.softcap).tanh() * self.softcap

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops import HeadNorms, TorchOps, choose_device_ops
 from engine.triton import fp8
@@ -94,9 +95,8 @@ def test_every_kernel_is_near_its_definition_in_float64(dtype, num_rows):
     first, second, rest = heads[:, :4].double().split([5, 5, 4], dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     values = heads[:, 4].clone()
-    cache = OPS.make_kv_cache(
-        num_layers=1, num_kv_heads=1, head_dim=14, num_blocks=2, block_size=16, dtype=dtype
-    )
+    shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=14, block_size=16, dtype=dtype)
+    cache = OPS.make_kv_cache(shape, 2)
     assert_near(OPS.rotation(table, positions).store(heads, 3, cache, 0, slots), turned[:, :3])
     keys_there, values_there = (part.flatten(1, 2)[0] for part in cache.layer(0))
     for token, slot in enumerate(slots.tolist()):
@@ -126,10 +126,11 @@ def test_rotation_with_its_neighbours_is_the_same_as_one_after_the_other(
     x = random(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     norms = HeadNorms(random(head_dim, dtype=dtype, seed=1), random(head_dim, seed=2), 1e-6)
     norms = norms._replace(key=norms.key.to(dtype)) if has_norms else None
-    cache = OPS.make_kv_cache(
-        num_layers=2, num_kv_heads=kv_heads, head_dim=head_dim, num_blocks=3, block_size=16,
+    shape = KVShape(
+        num_layers=2, num_kv_heads=kv_heads, head_dim=head_dim, block_size=16,
         dtype=FP8 if is_fp8 else dtype,
     )  # fmt: skip
+    cache = OPS.make_kv_cache(shape, 3)
     cache._storage.fill_(7)
     if is_fp8:
         cache.set_scales(torch.full_like(cache.scales, 0.01))
