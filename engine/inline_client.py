@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Self
 
-import msgspec
 import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
@@ -149,15 +148,8 @@ class InlineEngineClient:
         if self._error is not None:
             raise EngineUnavailable("the engine failed")
         answer: list[EngineStats] = []
-        await self._between_steps(lambda: answer.append(self._parts.core.stats()))
-        return msgspec.structs.replace(
-            answer[0],
-            host_adapters=self._parts.host.num_adapters,
-            host_adapter_bytes=self._parts.host.num_bytes,
-            pinned=list(self._parts.residency.pinned),
-            warm=list(self._parts.residency.warm),
-            warming=self._parts.residency.is_warming,
-        )
+        await self._between_steps(lambda: answer.append(self._parts.stats()))
+        return answer[0]
 
     async def telemetry(
         self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False

@@ -1,7 +1,7 @@
-"""The moves of a sequence: waiting -> running -> waiting again, if preempted -> ended.
+"""The moves of a sequence: waiting -> running (-> waiting again, if preempted) -> ended.
 
-The only file in which a sequence changes its state. It keeps blocks, seats, slot references,
-counters and quotas in step with each move, and decides nothing: policies and admission do.
+Sequences change their state nowhere else. Each move keeps blocks, seats, slot references, counters
+and quotas consistent. What to move is decided elsewhere, by policies and admission.
 """
 
 import math
@@ -16,6 +16,7 @@ from engine.request import Request
 from engine.running import Running
 from engine.sequence import Sequence, SequenceState
 from engine.slot_gate import SlotGate
+from engine.slot_victims import SlotVictims
 from engine.step_clock import StepClock
 from engine.telemetry.observer import Observer
 from engine.tenant import Tenant, charge
@@ -32,10 +33,12 @@ class Lifecycle:
         self.slots = AdapterSlots(config.max_loras, observer)
         self.waiting = Waiting(self.slots, time)
         self.running = Running()
-        # Static batches are never cut short, and rewrite computed positions: nothing shares them.
+        # A static batch is never cut short. It rewrites computed positions (its padding), so its
+        # blocks must not be shared.
         is_static = config.policy == "static"
         debt_limit = math.inf if is_static else config.slot_debt_limit
-        self.gate = SlotGate(self.slots, self.waiting, self.running, debt_limit)
+        victims = SlotVictims(self.slots, self.waiting, self.running)
+        self.gate = SlotGate(self.slots, self.waiting, debt_limit, victims)
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         """Of all requests admitted so far; of these, `num_cached_tokens` were not computed."""
@@ -54,7 +57,7 @@ class Lifecycle:
         self._apply_quota(request.queue.tenant)
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether seats, and blocks for its whole length + 1, are free without the prefix cache."""
+        """Whether seats and blocks for its whole length + 1 are free, sharing no cached blocks."""
         num_blocks = self.blocks.blocks_for(len(sequence.token_ids) + 1)
         has_seats = self.running.num_seats + sequence.num_seats <= self._max_num_seqs
         return has_seats and self.blocks.can_allocate(num_blocks)
@@ -62,8 +65,8 @@ class Lifecycle:
     def find_cached(self, sequence: Sequence) -> list[int]:
         """Published blocks that a waiting sequence could share.
 
-        At least one token is left to compute, and never within a shared block: a prompt that is
-        cached in full gives back its last block.
+        They leave at least one token to compute, outside of the shared blocks: a prompt that is
+        cached in full does not share its last block.
         """
         if not self._has_prefix_cache:
             return []
@@ -72,7 +75,7 @@ class Lifecycle:
         return self.blocks.match(sequence.block_hashes[:num_blocks])
 
     def admit(self, sequence: Sequence, cached: SequenceOf[int]) -> None:
-        """waiting -> running, with blocks for its whole length, of which it shares `cached`.
+        """waiting -> running: take blocks for the whole length, sharing those in `cached`.
 
         The tokens to compute are charged on the first admission only.
         """
@@ -102,9 +105,9 @@ class Lifecycle:
     def preempt(self, sequence: Sequence, *, for_blocks: bool = False) -> None:
         """running -> waiting: give up blocks and slot, keep the output, go first in the queue.
 
-        A sequence that is preempted for its blocks comes back before anybody new is admitted: or
-        those of less served tenants, who are many, would take the blocks in the middle of its
-        stream. One that is preempted for its slot has to earn the slot like others.
+        A sequence that is preempted for its blocks resumes before anybody new is admitted. If it
+        did not, the many less served tenants would take its blocks in the middle of its stream. One
+        that is preempted for its slot has to earn a slot like others.
         """
         assert not sequence.finished
         sequence.is_resuming = for_blocks
@@ -113,14 +116,14 @@ class Lifecycle:
         self._settle(sequence.request.queue)
 
     def num_lost_blocks(self, sequence: Sequence) -> int:
-        """Full blocks that a preempted sequence would have to compute again: no prefix cache has
-        them.
-        """
+        """Full blocks that would have to be computed again if the sequence were preempted."""
         return sequence.num_computed // self.blocks.block_size - sequence.num_published
 
     def fork(self, parent: Sequence) -> list[Sequence]:
-        """At the end of a shared prefill: the parent keeps its first choice, each other gets a
-        sequence of its own over the same blocks. One that finds no block starts as preempted.
+        """Split a sequence at the end of its shared prefill; returns the new sequences.
+
+        The parent keeps its first choice. Each other choice gets a sequence of its own over the
+        same blocks, or starts as preempted if there is no block for its partial one.
         """
         others = parent.choices[1:]
         self.running.keep_one_seat(parent)
@@ -129,7 +132,7 @@ class Lifecycle:
         return children
 
     def end(self, sequence: Sequence) -> None:
-        """-> ended, from wherever it is. The request is over when it has no sequences left."""
+        """waiting or running -> ended. A request is over when it has no sequences left."""
         request = sequence.request
         if sequence.is_running:
             self._stop(sequence)
@@ -143,12 +146,12 @@ class Lifecycle:
         self.waiting.rest(request.queue)
 
     def charge(self, queue: AdapterQueue, num_tokens: float) -> None:
-        """Book service on the counters, and as lent past those who wait for a slot."""
+        """Charge service to the counters, and to the debt towards those who wait for a slot."""
         charge(queue, num_tokens)
         self.gate.lend(queue.tenant, num_tokens)
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others find the full blocks that a sequence has computed."""
+        """Let the prefix cache find the full blocks that a sequence has computed."""
         num_full = sequence.num_computed // self.blocks.block_size
         if not self._has_prefix_cache or num_full == sequence.num_published:
             return
@@ -162,7 +165,7 @@ class Lifecycle:
         sequence.num_published = num_full
 
     def hold(self, tenant: Tenant) -> None:
-        """The tenant's limit lets no more of its sequences run."""
+        """Hold a tenant back: its limit lets no more of its sequences run."""
         self.waiting.hold(tenant)
         self.gate.release_tenant(tenant)
 

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from engine.adapter_host import AdapterHost
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.engine_info import EngineInfo
 from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
-from engine.messages import EngineInfo
+from engine.messages import EngineStats
 from engine.residency import Residency
 from engine.runner import Runner, RunningStep
 from engine.scheduled_batch import ScheduledBatch
@@ -97,6 +100,17 @@ class EngineParts:
             clock=clock,
         )
         return cls(core, host, desk, residency, wake, info, journal, close_runner)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the core, the host memory and the residency together."""
+        return msgspec.structs.replace(
+            self.core.stats(),
+            host_adapters=self.host.num_adapters,
+            host_adapter_bytes=self.host.num_bytes,
+            pinned=list(self.residency.pinned),
+            warm=list(self.residency.warm),
+            warming=self.residency.is_warming,
+        )
 
     def close(self) -> None:
         """Stop the threads."""

@@ -1,12 +1,13 @@
-"""The step after the one that runs, planned before it is known what that one draws.
+"""Plans the step after the running one before it is known which tokens the running step draws.
 
-Only a step that decodes on can be known ahead: each row's token is what the row drew in the step
-that runs, which the runner finds by the row's index. A row that then turns out to have ended (a
-stop token, an abort) has been run once too often; what it drew is dropped when the step is
-committed, and its blocks, freed by then, are written before anybody else's step runs.
+That works only if the next step does nothing but decode on. Each of its rows then runs the token
+that the same sequence draws in the running step, which the runner looks up by the row's index. If a
+row turns out to have ended (a stop token, an abort), it has run once too often: what it drew is
+dropped at commit, and its blocks, freed by then, are written before any other step reads them.
 
-Whatever else a step may do (admit, prefill, preempt, fork, change slots, follow a grammar) needs to
-know. Then there is no plan, the step that runs is committed, and the next one is planned as ever.
+Everything else that a step may do (admit, prefill, preempt, fork, change slots, follow a grammar)
+depends on the drawn tokens. In that case nothing is planned ahead: the running step is committed,
+and the next one is planned as usual.
 """
 
 from engine.config import SchedulerConfig
@@ -16,19 +17,19 @@ from engine.sequence import Sequence
 from engine.step_plan import StepPlan
 
 MAX_IN_A_ROW = 32
-"""Steps planned ahead while somebody waits; then one is planned as ever, so that whatever changes
-slowly (counters, what a wait is put down to) is seen."""
+"""Steps that are planned ahead in a row while somebody waits. Then one is planned as usual, so that
+slow changes (of counters, of the causes of waits) are noticed."""
 PENDING_TOKEN = 0
-"""Stands for a token that the step before draws."""
+"""Placeholder for a token that the step before draws."""
 
 
 def plan_ahead(
     current: StepPlan, lifecycle: Lifecycle, config: SchedulerConfig, num_in_a_row: int
 ) -> StepPlan | None:
-    """Decode once more what runs, given the plan that is being run; None where it cannot be known.
+    """A plan that decodes every running sequence once more; None where that is too early.
 
-    `num_in_a_row` steps were planned ahead up to now. Every row that goes on has its next block
-    afterwards.
+    `current` is the plan that runs now, `num_in_a_row` how many steps in a row were planned ahead
+    so far. Afterwards every row of the new plan has the block that its token needs.
     """
     if config.policy == "static" or current.fillers or lifecycle.slots.has_notices:
         return None
@@ -51,7 +52,7 @@ def plan_ahead(
             length + 1 >= config.max_sequence_len
         ):
             if lifecycle.waiting.num_waiting:
-                return None  # it ends now, for sure, and somebody gets its seat
+                return None  # it ends for certain, and somebody else gets its seat
             continue
         if length + 1 > len(sequence.block_table) * block_size:
             growing.append(sequence)
@@ -64,7 +65,7 @@ def plan_ahead(
 
 
 def ahead_batch(current: StepPlan, plan: StepPlan, block_size: int) -> ScheduledBatch:
-    """The plan as the runner gets it, before the step of `current` is committed."""
+    """The batch of a plan made by `plan_ahead`, before `current` is committed."""
     index_of = {sequence: index for index, sequence in enumerate(current.grants)}
     return ScheduledBatch(
         rows=[_row(sequence, block_size) for sequence in plan.grants],
@@ -73,7 +74,7 @@ def ahead_batch(current: StepPlan, plan: StepPlan, block_size: int) -> Scheduled
 
 
 def _is_admission_shut(lifecycle: Lifecycle, config: SchedulerConfig) -> bool:
-    """Whether nobody could be admitted, nor be promised a slot, while all that runs goes on."""
+    """Whether nobody could be admitted or promised a slot while all running sequences go on."""
     waiting, gate = lifecycle.waiting, lifecycle.gate
     is_full = lifecycle.running.num_seats >= config.max_num_seqs
     return (

@@ -41,10 +41,11 @@ from engine.telemetry.records import EndReason
 class Scheduler:
     """Queues requests, plans steps, and turns what was drawn into outputs.
 
-    A choice ends with `stop` at an EOS id or one of its stop ids, also at the last token it may
-    have; with `length` at `max_tokens`, or when prompt and output fill `max_sequence_len`; with
-    `error` if its row could not be sampled or its adapter not be had, and then the whole request
-    does. An aborted request just vanishes. Masking EOS for `min_tokens` is the sampler's job.
+    A choice ends with `stop` at an EOS id or one of its stop ids, even if that is the last token
+    it may have. It ends with `length` at `max_tokens`, or when prompt and output fill
+    `max_sequence_len`. It ends with `error` if its row could not be sampled or its adapter could
+    not be had, and all choices of the request with it. An aborted request gets no output. Masking
+    EOS until `min_tokens` is the sampler's job.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class Scheduler:
         self._policy = make_policy(config, self._lifecycle)
         self._plan = StepPlan(0)
         self._ahead: StepPlan | None = None
-        """Of the step after that of `_plan`, where it was planned before that one's commit."""
+        """The plan of the step after `_plan`, if it was made before `_plan` was committed."""
         self._num_ahead = 0
-        """Steps planned ahead since the last one that was not."""
+        """How many steps in a row were planned ahead."""
         self._outputs = Outputs()
         self._requests: dict[Hashable, dict[int, Request]] = {}
         self._num_arrivals = 0
@@ -105,9 +106,9 @@ class Scheduler:
         reason: EndReason = "abort",
         num_tokens: int | None = None,
     ) -> None:
-        """End a request, wherever it is; harmless if it is unknown or over. Yields no output.
+        """End a request, waiting or running; harmless if it is unknown or over. Yields no output.
 
-        `reason`, and how many tokens its client was shown (None: all), are for whoever observes.
+        `reason` and `num_tokens`, the tokens that its client was shown (None: all), are recorded.
         """
         request = self._requests.get(client, {}).get(request_id)
         if request is not None:
@@ -124,7 +125,7 @@ class Scheduler:
             self.abort(client, request_id)
 
     def end_calls(self, order: EndCalls) -> None:
-        """End the requests that the order concerns, each with an output that says why."""
+        """End the requests that `order` concerns, each with an output that says why."""
         self._time.tick()
         requests = [request for of in self._requests.values() for request in of.values()]
         for request in requests:
@@ -135,7 +136,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something now; false if all that is left waits for a load."""
+        """Whether a step would do something now; false if everything left waits for a load."""
         waiting, slots, gate = (
             self._lifecycle.waiting,
             self._lifecycle.slots,
@@ -152,7 +153,7 @@ class Scheduler:
         )
 
     def schedule(self) -> ScheduledBatch:
-        """Plan a step. A batch with rows is to be computed and committed before the next call."""
+        """Plan a step. If the batch has rows, compute and commit it before the next call."""
         self._time.tick()
         self._num_ahead = 0
         self._step_began = self._time.now
@@ -163,9 +164,9 @@ class Scheduler:
         return self._plan.batch(self._lifecycle.blocks, self._lifecycle.slots)
 
     def schedule_ahead(self) -> ScheduledBatch | None:
-        """Plan the step after the one that runs, before its commit; None where that is too early.
+        """Plan the step after the running one before that is committed; None if it is too early.
 
-        See `engine.plan_ahead`. Both are then to be committed before the next call of `schedule`.
+        See `engine.plan_ahead`. Commit both before the next call of `schedule`.
         """
         assert self._ahead is None, "a step is planned ahead already"
         self._time.tick()
@@ -177,18 +178,18 @@ class Scheduler:
         return ahead_batch(self._plan, self._ahead, self._config.block_size)
 
     def commit(self, result: StepResult) -> None:
-        """Take in what the runner drew for the rows of the oldest batch that is not committed."""
+        """Take in what the runner drew for the oldest batch that was not committed yet."""
         self._time.tick()
         self._num_steps += 1
         self._busy_ns += self._time.now - self._step_began
         self._plan.share_time(self._time.now - self._step_began)
         grants, num_fillers = self._plan.grants, len(self._plan.fillers)
         assert len(result.rows) == len(grants) + num_fillers, "one result for each row"
-        # Fillers come last, and what was drawn for them is dropped.
+        # Fillers come last; what was drawn for them is dropped.
         for (sequence, num_tokens), drawn in zip(grants.items(), result.rows, strict=False):
             if drawn is not None and drawn.is_deferred:
                 continue
-            # Not if another row of its request failed just now, or it ended since it was planned.
+            # It may have ended since it was planned, or with another row of its request just now.
             if sequence.is_running:
                 sequence.num_computed += num_tokens
                 self._lifecycle.publish(sequence)
@@ -204,7 +205,7 @@ class Scheduler:
             self._step_began = self._time.now
 
     def take_outputs(self) -> list[tuple[Hashable, RequestOutput]]:
-        """What there is to tell since the last call: one message for a request."""
+        """Outputs since the last call, by client: one message for each request."""
         return [(key.client, output) for key, output in self._outputs.take()]
 
     # -- adapters
@@ -225,7 +226,7 @@ class Scheduler:
         self._lifecycle.waiting.refile(digest)
 
     def adapter_failed(self, digest: str, reason: str) -> None:
-        """An adapter cannot be had: what waits for it ends. Harmless while it is resident."""
+        """An adapter cannot be had: requests that wait for it end, unless it is resident."""
         self._time.tick()
         lifecycle = self._lifecycle
         if lifecycle.slots.state(digest) is SlotState.RESIDENT:
@@ -238,21 +239,21 @@ class Scheduler:
         lifecycle.gate.settle()
 
     def unload(self, digest: str) -> None:
-        """Forget an adapter once nothing needs it, its slot and its prefixes included."""
+        """Forget an adapter, its slot and its prefixes, once nothing needs it."""
         self._time.tick()
         self._lifecycle.slots.unload(digest)
         self._lifecycle.gate.settle()
 
     def take_slot_changes(self) -> tuple[list[int], list[SlotLoad]]:
-        """Slots to clear and loads to start before the next step; else its batch names them."""
+        """Slots to clear and loads to start now; what is not taken here is in the next batch."""
         return self._lifecycle.slots.take_changes()
 
     def pin(self, digests: frozenset[str]) -> None:
         """Replace the set of pinned adapters; raises `ValueError` if they are too many.
 
         A pinned adapter is loaded as soon as a slot is spare and its weights are in host memory
-        (they are to be fetched by whoever calls, see `needs_fetch`), and keeps its slot until it is
-        pinned no more. At least one slot is left to all others.
+        (the caller has them fetched, see `needs_fetch`). It keeps its slot until it is unpinned.
+        At least one slot is left to all others.
         """
         limit = max(0, self._config.max_loras - 1)
         if len(digests) > limit:
@@ -282,7 +283,7 @@ class Scheduler:
     # -- what it looks like inside
 
     def stats(self) -> EngineStats:
-        """A snapshot; what lies in host memory is not the scheduler's to know."""
+        """A snapshot, without the numbers about host memory, which the scheduler does not know."""
         return stats_of(
             self._lifecycle,
             steps=self._num_steps,
@@ -295,7 +296,7 @@ class Scheduler:
         return load_of(self._lifecycle)
 
     def composition(self) -> Composition:
-        """Whose rows the step has that was planned last; before it is committed."""
+        """Whose rows are in the step that is committed next."""
         return composition_of(self._plan)
 
     def check_integrity(self) -> None:
@@ -324,7 +325,7 @@ class Scheduler:
                 self._plan.preempted.append(sequence.sequence_id)
 
     def _is_idle_for(self, head: Sequence) -> bool:
-        # Above, recomputing what is preempted costs those that run more than it gains.
+        # With more seats taken, recomputing costs those that run more than the slot gains.
         has_seats = 2 * self._lifecycle.running.num_seats <= self._config.max_num_seqs
         return has_seats and not self._lifecycle.gate.is_crowded and self._lifecycle.has_room(head)
 

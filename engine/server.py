@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 import zmq
 
@@ -73,6 +72,7 @@ class EngineServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Bind the socket, so that clients find a server; raises `ConfigError`."""
+        self._stats = parts.stats
         self._core = parts.core
         self._host = parts.host
         self._desk = parts.desk
@@ -266,15 +266,7 @@ class EngineServer:
         if isinstance(question, GetTelemetry):
             self._send(client, self._journal.telemetry(question, self._generation))
             return
-        stats = msgspec.structs.replace(
-            self._core.stats(),
-            host_adapters=self._host.num_adapters,
-            host_adapter_bytes=self._host.num_bytes,
-            pinned=list(self._residency.pinned),
-            warm=list(self._residency.warm),
-            warming=self._residency.is_warming,
-        )
-        self._send(client, Stats(self._generation, question.call_id, stats))
+        self._send(client, Stats(self._generation, question.call_id, self._stats()))
 
     # -- clients that live, and those that do not
 

@@ -1,20 +1,20 @@
 """What is owed to those who wait for a slot: the service that was lent past their claims.
 
-Service goes on while a claim waits for its victim to end. A token that is served in that time could
-have gone to one claim, not to each, so it counts as lent past the *oldest*: when that one has its
-slot, the next one's count begins. The first claim is overdue after `limit` tokens, the k-th after
-k times as many, and preempting for slots costs at most one victim for each `limit` tokens.
+While a claim waits for its victim to end, other sequences are served. A token served in that time
+could have gone to one claim only, so it counts as lent past the *oldest* one; when that claim has
+its slot, the count of the next one begins. So the first claim is overdue after `limit` tokens, the
+k-th after k times as many, and preempting for slots costs at most one victim per `limit` tokens.
 
-That would let one borrower take all that is lent past many claims, and run away from every one of
-them. So a claim is overdue too, whatever its place, once any single tenant was served more than
-`limit` tokens since the claim was made.
+By itself that rule would let one borrower take everything that is lent past many claims, and run
+ahead of all of them. So a claim, whatever its place, is also overdue once any single tenant was
+served more than `limit` tokens since the claim was made.
 
-Where a seat and blocks are free for the head that waits, tokens say little: few are served then,
-and slots are all that is short. Such a step leaves room unused, which makes a claim due, as a share
-of the limit: so slots go round. What is preempted for that finds most of its prefix in the cache,
-for blocks are free, and seats lie idle; what it costs is the load, and without a cache computing
-all of it again. So nobody is owed that: a claim that is only due waits until its victim has made
-use of what its slot cost, one that is overdue does not.
+When a seat and blocks are free for the head that waits, counting tokens says little: few are served
+then, because slots are all that is short. A step that leaves such room unused adds a share of the
+limit to the oldest claim, which becomes *due* that way: slots go round. Preempting for that costs a
+load, and without a prefix cache the recomputation too; otherwise most of the prefix is found again,
+since blocks are free. But nobody is owed it: a claim that is only due waits until the victim has
+made some use of its slot, whereas one that is overdue does not wait.
 """
 
 from collections import defaultdict
@@ -23,14 +23,14 @@ from math import isfinite
 
 
 class Account:
-    """One claim's. `lent` says to whom, since this claim was made and before the next one was."""
+    """Service lent past one claim, by borrower: from when it was made until the next claim was."""
 
     __slots__ = ("lent", "look_again_at")
 
     def __init__(self, look_again_at: float) -> None:
         self.lent = defaultdict[str, float](float)
         self.look_again_at = look_again_at
-        """Before so much was served in all, no single borrower can have had the limit."""
+        """Until this much was served in all, no single borrower can have had the limit."""
 
 
 class SlotDebt:
@@ -40,9 +40,9 @@ class SlotDebt:
         self._limit = limit
         self._served = 0.0
         self._oldest_since = 0.0
-        """What had been served when the oldest claim became that."""
+        """Tokens that had been served when the oldest claim became the oldest."""
         self._wasted = 0.0
-        """Shares of the limit in room that was left unused since then."""
+        """Room left unused since then, as a multiple of the limit."""
         self._accounts: list[Account] = []
 
     def open(self) -> Account:
@@ -54,7 +54,7 @@ class SlotDebt:
         return account
 
     def close(self, account: Account) -> None:
-        """A claim has its slot, or is given up. O(claims and the borrowers since)."""
+        """A claim has its slot, or is given up. O(claims + borrowers since)."""
         index = self._accounts.index(account)
         del self._accounts[index]
         if index:
@@ -63,25 +63,25 @@ class SlotDebt:
             self._begin()
 
     def lend(self, tenant: str, num_tokens: float) -> None:
-        """A tenant was served, in tokens weighted as in the counters."""
+        """A tenant was served this many tokens, weighted as in the counters."""
         self._served += num_tokens
         if self._accounts:
             self._accounts[-1].lent[tenant] += num_tokens
 
     def waste(self, share: float) -> None:
-        """A step begins with room for the oldest claim's head: worth this share of the limit."""
+        """A step leaves room for the oldest claim's head unused: count this share of the limit."""
         self._wasted += share
 
     @property
     def is_due(self) -> bool:
-        """Whether the oldest claim's victim should go as soon as it had some use of its slot."""
+        """Whether the oldest claim's victim should go once it has made some use of its slot."""
         if not self._accounts or not isfinite(self._limit):
             return False
         return self._served - self._oldest_since + self._limit * self._wasted > self._limit
 
     @property
     def is_overdue(self) -> bool:
-        """Whether a claim has waited for too long, so that a victim has to go now."""
+        """Whether a claim has waited too long, so that a victim has to go now."""
         if not self._accounts:
             return False
         if self._served - self._oldest_since > self._limit:

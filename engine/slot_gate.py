@@ -1,23 +1,27 @@
-"""Who gets an adapter slot, and at whose expense: reservations, victims and debt.
+"""Who gets an adapter slot, and at whose expense: reservations, claims and victims.
 
-A queue that lacks only a slot *reserves* one. If a slot is spare (free, or its adapter needed by
-nobody) the load starts at once. If none is, the reservation is a *claim*: a victim is named, which
-admits nothing more, and the claim takes the first slot that becomes spare. The victim is the most
-served resident adapter; but if slots are all that is short, the one whose pause is felt least.
-Until then service goes on past the claim, and once it is overdue (see `engine.slot_debt`) the
-victim's sequences are preempted; where time is to spare earlier, after a stint. When the weights
-are in the slot, the queue's head goes before all others, and with its admission the reservation is
-served.
+A queue that lacks only a slot makes a *reservation*. If a slot is spare (free, or held by an
+adapter that nobody needs), its load starts at once. Otherwise the reservation is a *claim*: it
+names a victim, which admits no more sequences, and it gets the first slot that becomes spare.
 
-A tenant has one reservation at a time; there are `max(1, num_slots // 4)` claims at most, first
-come, first served. What this promises, as formulas: docs/scheduler.md.
+- The victim is the most served resident adapter; if slots are all that is short, it is the adapter
+  whose pause is felt least (`engine.slot_victims`).
+- While a claim waits, service goes on past it. Once the claim is overdue (`engine.slot_debt`), the
+  victim's sequences are preempted. If the engine has time to spare, that happens earlier, but only
+  after each of them has drawn a stint of tokens.
+- When the weights are in the slot, the queue's head is admitted before all others. That ends the
+  reservation.
 
-A pinned adapter keeps its slot: it is never a victim. Without a slot it takes the first spare one
-that no claim waits for, whether or not somebody wants it; beyond that it is an adapter like others.
+A tenant has one reservation at a time. There are at most `max(1, num_slots // 4)` claims, served in
+the order in which they were made. docs/scheduler.md states as formulas what this promises.
 
-Nothing is reserved for an adapter that is still on its way to host memory: a drained slot would
-idle while it is fetched. When such an adapter is first in order its source is told to hurry, for
-one adapter of a tenant and for as many in all as there are slots: so host memory stays bounded.
+A pinned adapter keeps its slot: it is never a victim. While it has none it takes the first spare
+slot that no claim waits for, whether or not anybody wants it. Otherwise it is like the rest.
+
+An adapter that is still on its way to host memory gets no reservation, or the slot drained for it
+would idle during the fetch. If such an adapter is first in order, its source is told to hurry. That
+holds for one adapter of each tenant, and for as many in all as there are slots, which bounds host
+memory.
 """
 
 from collections.abc import Set
@@ -25,25 +29,26 @@ from dataclasses import dataclass
 
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import Adapter, AdapterSlots, SlotState
-from engine.running import Running
 from engine.slot_debt import Account, SlotDebt
+from engine.slot_victims import SlotVictims
 from engine.tenant import Tenant
 from engine.waiting import Waiting
 
 IDLE_LOADS = 3
-"""How often slots go round while half of the seats are free, in times that a load takes (on a CPU:
-a step). Simulated on 8 slots, at half of the rate that saturates all resident, the p99 time to a
-first token over that with all resident is 3.2 for 16 adapters and 4.2 for 64 by Zipf's law, over
-eight seeds; 3.4 and 5.3 with 4, 7.5 and 9.9 if slots never go round."""
+"""While half of the seats are free, a claim is due after this many load times (on a CPU a load
+takes one step). Simulated with 8 slots, at half of the request rate that saturates an engine with a
+slot for every adapter: the p99 time to first token, relative to that engine's, is 3.2 for 16
+adapters and 4.2 for 64 (Zipf popularity, eight seeds). With a value of 4 it is 3.4 and 5.3, and
+without slots going round 7.5 and 9.9."""
 
 STINT_LOADS = 8
-"""Tokens that every sequence of a victim draws before its slot goes round, for each step that a
-load takes, besides one for each block that has to be computed again: so loads and what is
-recomputed take a small share of a slot's time."""
+"""Before a slot goes round, each of its sequences draws this many tokens for every step that a load
+takes, and one more for every block that will be computed again. So loading and recomputing take
+only a small share of a slot's time."""
 
 OUTLIER = 16
-"""A load counts as at most so many times the average: one that had to wait for its files says
-little of the next ones, and would keep slots from going round for long."""
+"""A load counts as at most this many times the average. One that had to wait for its files says
+little about the next ones, and would keep slots from going round for a long time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,20 +58,25 @@ class Reservation:
     queue: AdapterQueue
     digest: str
     account: Account | None = None
-    """Of a claim: what was lent past it."""
+    """While it is a claim: the service that was lent past it."""
     placed_in: int = 0
-    """Otherwise: the number of the step in which it got its slot."""
+    """Once it has a slot: the number of the step in which it got it."""
 
 
 class SlotGate:
-    """Reservations over the adapter slots. What it scans is about as long as there are slots."""
+    """Grants, drains and reserves the adapter slots. Every scan is O(slots)."""
 
     def __init__(
-        self, slots: AdapterSlots, waiting: Waiting, running: Running, debt_limit: float
+        self,
+        slots: AdapterSlots,
+        waiting: Waiting,
+        debt_limit: float,
+        victims: SlotVictims,
     ) -> None:
+        """`debt_limit`: tokens of service lent past a claim before its victim is preempted."""
         self._slots = slots
         self._waiting = waiting
-        self._running = running
+        self._choice = victims
         self._debt = SlotDebt(debt_limit)
         self._slack = debt_limit
         self._max_claims = max(1, slots.num_slots // 4)
@@ -88,7 +98,7 @@ class SlotGate:
         return reservation is not None and reservation.queue is queue
 
     def first_ready(self) -> AdapterQueue | None:
-        """The longest reserved queue whose adapter is resident by now."""
+        """The queue whose adapter is resident by now and whose reservation is the oldest."""
         for reservation in self._placed.values():
             if self._slots.state(reservation.digest) is SlotState.RESIDENT:
                 return reservation.queue
@@ -97,8 +107,9 @@ class SlotGate:
     def stint(self, num_lost_blocks: int = 0) -> int:
         """Tokens that a sequence draws after its admission before it is preempted for its slot.
 
-        One at least, or two adapters could recompute their prompts in turn for ever.
-        `num_lost_blocks`: full blocks of all that would be preempted that no prefix cache keeps.
+        At least one, or two adapters could recompute their prompts in turn for ever.
+        `num_lost_blocks` counts the full blocks of all the victim's sequences that the prefix
+        cache does not keep.
         """
         if self._debt.is_overdue:
             return 1
@@ -106,8 +117,9 @@ class SlotGate:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more tenants ask for a slot than half as many as there are slots: a round is so
-        long then that slots which go round make all of them wait longer.
+        """Whether more tenants ask for a slot than half the number of slots.
+
+        A round would then take so long that letting slots go round makes all of them wait longer.
         """
         num_asking = self._waiting.unplaced.num_offered + len(self._claims)
         return num_asking > max(1, self._slots.num_slots // 2)
@@ -121,7 +133,7 @@ class SlotGate:
     def reserve(self, queue: AdapterQueue, *, has_room: bool = False) -> bool:
         """Reserve a slot for an unplaced queue; False, and no change, if none can be had now.
 
-        `has_room`: a seat and blocks are free for its head.
+        `has_room`: whether a seat and blocks are free for its head.
         """
         victim: Adapter | None = None
         if not self._slots.has_spare:
@@ -142,9 +154,10 @@ class SlotGate:
         return True
 
     def place_early(self) -> None:
-        """Between steps: give spare slots away as the next step would, to save that step.
+        """Give spare slots away between steps, as the next step would, so that it need not.
 
-        Only if nobody could be admitted now: a queue whose slot is ready goes before all others.
+        Does nothing while somebody could be admitted: a queue whose slot is ready goes before all
+        others, and must not overtake those.
         """
         waiting = self._waiting
         while waiting.ready.min() is None and waiting.resuming.min() is None:
@@ -154,7 +167,7 @@ class SlotGate:
             self.reserve(queue)
 
     def hasten(self, queue: AdapterQueue) -> None:
-        """An unfetched queue is first in order: its adapter's source should hurry."""
+        """An unfetched queue is first in order: tell its adapter's source to hurry."""
         assert queue.adapter is not None
         self._hastened[queue.tenant] = queue.adapter
         queue.tenant.is_hastening = True
@@ -171,7 +184,7 @@ class SlotGate:
         self._slots.pin(digests)
         self.settle()
         while len(self._victims) < len(self._claims):
-            victim = self._most_served()
+            victim = self._choice.most_served(self._reserved)
             if victim is None:
                 self.release_tenant(next(reversed(self._claims)))
             else:
@@ -179,8 +192,10 @@ class SlotGate:
         self.settle()
 
     def settle(self) -> None:
-        """Something changed: give spare slots to claims, the oldest first, then to pinned adapters,
-        and spare the victims that are not needed any more.
+        """Bring slots and reservations in line after any change.
+
+        Spare slots go to claims, the oldest first, then to pinned adapters; victims that are no
+        longer needed stop draining.
         """
         for digest in list(self._victims):
             if self._slots.state(digest) is not SlotState.DRAINING:
@@ -206,17 +221,17 @@ class SlotGate:
                 self._waiting.show(tenant)
 
     def lend(self, tenant: Tenant, num_tokens: float) -> None:
-        """Tokens were charged to a tenant: service went past all claims."""
+        """Tokens were charged to a tenant, past all claims."""
         self._debt.lend(tenant.name, num_tokens)
 
     def begin_step(self, *, is_idle: bool) -> None:
-        """`is_idle`: the oldest claim lacks only the slot, and the engine has time to spare."""
+        """Count a step. `is_idle`: the oldest claim lacks only a slot, and time is to spare."""
         self._num_steps += 1
         if is_idle:
             self._debt.waste(1 / (IDLE_LOADS * self._load_steps))
 
     def loaded(self, digest: str) -> None:
-        """An adapter's weights are in its slot."""
+        """An adapter's weights are in its slot: note how many steps the load took."""
         for reservation in self._placed.values():
             if reservation.digest == digest:
                 num_steps = self._num_steps - reservation.placed_in + 1
@@ -224,13 +239,14 @@ class SlotGate:
                 self._load_steps += (counted - self._load_steps) / 8
 
     def due_victim(self) -> str | None:
-        """The adapter whose sequences are to be preempted now, each after its `stint`, if any."""
+        """The adapter whose sequences are to be preempted, once each has drawn its `stint`."""
         is_due = self._debt.is_due or self._debt.is_overdue
         return next(iter(self._victims)) if is_due else None
 
     def release(self, queue: AdapterQueue) -> None:
-        """The reservation of this queue, if it has one, is served or needed no more: its head was
-        admitted, it is empty, or its tenant's quota holds it back.
+        """End this queue's reservation, if it has one.
+
+        Its head was admitted, it is empty, or its tenant's quota holds it back.
         """
         for reservations in (self._claims, self._placed):
             reservation = reservations.get(queue.tenant)
@@ -238,7 +254,7 @@ class SlotGate:
                 self.release_tenant(queue.tenant)
 
     def release_tenant(self, tenant: Tenant) -> None:
-        """As `release`, for whichever queue of the tenant has a reservation."""
+        """End the tenant's reservation, whichever of its queues has one."""
         if not tenant.has_reservation:
             return
         tenant.reserved = None
@@ -251,7 +267,7 @@ class SlotGate:
         self._waiting.show(tenant)
 
     def apply_quota(self, tenant: Tenant) -> None:
-        """What a tenant holds changed, see `Waiting.apply_slot_quota`."""
+        """The slots that a tenant holds changed; see `Waiting.apply_slot_quota`."""
         if self._waiting.apply_slot_quota(tenant, self._slack):
             self.settle()
 
@@ -273,55 +289,20 @@ class SlotGate:
             adapter.is_claimed = is_claimed
             self._waiting.refile(digest)
 
-    def _victim_candidates(self) -> list[Adapter]:
-        reserved = {reservation.digest for reservation in self._placed.values()}
-        return [
-            adapter
-            for adapter in self._slots.placed
-            if adapter.state is SlotState.RESIDENT
-            and not adapter.is_pinned
-            and adapter.digest not in reserved
-        ]
-
     def _victim_of(self, queue: AdapterQueue, *, has_room: bool) -> Adapter | None:
-        victim = self._most_served()
+        reserved = self._reserved
+        victim = self._choice.most_served(reserved)
         if victim is None or not has_room:
             return victim
         # One slot serves as many as there are seats: whoever had much with it is not spared.
-        is_far_ahead = self._service(victim)[0] > queue.tenant.counter + self._slack
-        return victim if is_far_ahead else self._least_felt()
+        most = self._choice.service_of(victim)[0]
+        is_far_ahead = most > queue.tenant.counter + self._slack
+        return victim if is_far_ahead else self._choice.least_felt(reserved, self.stint())
 
-    def _most_served(self) -> Adapter | None:
-        candidates = self._victim_candidates()
-        service = {adapter: self._service(adapter) for adapter in candidates}
-        most = max(service.values(), default=None)
-        tied = [adapter for adapter in candidates if service[adapter] == most]
-        if len(tied) > 1:  # what ends soonest
-            tokens_left = self._running.tokens_left()
-            tied.sort(key=lambda adapter: tokens_left[adapter.digest])
-        return next(iter(tied), None)
-
-    def _least_felt(self) -> Adapter | None:
-        # The fewest sequences, and of those what would hold its slot the longest: what ends soon
-        # makes room by itself. Ties: the longest in its slot. What had no stint yet comes last.
-        tokens_left, stint = self._running.tokens_left(), self.stint()
-        fresh = {s.request.message.adapter for s in self._running if s.num_drawn < stint}
-        return min(
-            self._victim_candidates(),
-            key=lambda adapter: (
-                adapter.digest in fresh,
-                adapter.wanted,
-                -tokens_left[adapter.digest],
-            ),
-            default=None,
-        )
-
-    def _service(self, adapter: Adapter) -> tuple[float, float]:
-        """How much an adapter was served: as its least served queue."""
-        return min(
-            (queue.tenant.counter, queue.counter)
-            for queue in self._waiting.queues_of(adapter.digest)
-        )
+    @property
+    def _reserved(self) -> set[str]:
+        """Adapters whose slot waits for the head it was reserved for."""
+        return {reservation.digest for reservation in self._placed.values()}
 
     def check_integrity(self) -> None:
         """Raise AssertionError if reservations and victims disagree with the slots."""

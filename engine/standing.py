@@ -1,10 +1,15 @@
 """Where a queue of waiting sequences stands: in which order of service, and why its head waits.
 
-A queue that is not empty is *ready* (its head may be admitted now), *resuming* (the same, and its
-head was preempted for its blocks), *unplaced* (its adapter is in host memory and wants a slot),
-*unfetched* (its adapter is not there yet and nobody was told to hurry), or parked (what it waits
-for is on its way). All but the last are indices in the order of service, so that a step looks at
-what it may serve and never at all that waits.
+A queue that is not empty is in one of five places:
+
+- *ready*: its head may be admitted now;
+- *resuming*: likewise, and its head was preempted for its blocks;
+- *unplaced*: its adapter is in host memory and wants a slot;
+- *unfetched*: its adapter is not in host memory, and its source was not told to hurry;
+- parked: what it waits for is on its way.
+
+All but the last are indices in the order of service, so that a step looks at what it may serve and
+never at everything that waits.
 """
 
 from engine.adapter_queue import AdapterQueue
@@ -26,7 +31,10 @@ class Standing:
         self._slots = slots
 
     def order_of(self, queue: AdapterQueue) -> FairOrder | None:
-        """The order of a queue that is not empty; None: it is parked, or kept from its slot."""
+        """The order that a queue that is not empty belongs to.
+
+        None where it is parked, or where its tenant's quota of slots keeps it out.
+        """
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
         if adapter is None or adapter.state is SlotState.RESIDENT:
             if self.is_kept_out(queue):
@@ -39,7 +47,7 @@ class Standing:
         return None if adapter.is_hastened else self.unfetched
 
     def is_hidden(self, tenant: Tenant, order: FairOrder) -> bool:
-        """Whether an order is not to offer a tenant's queues now."""
+        """Whether an order must not offer a tenant's queues now."""
         if order is self.unplaced:
             return tenant.is_held or tenant.is_out_of_slots or tenant.has_reservation
         if order is self.unfetched:
@@ -47,7 +55,7 @@ class Standing:
         return tenant.is_held
 
     def cause_of(self, queue: AdapterQueue, stop_cause: WaitCause) -> WaitCause:
-        """Why a queue's head waits; `stop_cause` if all that it waits for is admission."""
+        """Why a queue's head waits; `stop_cause` if nothing but admission keeps it waiting."""
         adapter = None if queue.adapter is None else self._slots.find(queue.adapter)
         has_slot = adapter is not None and adapter.state is not SlotState.ABSENT
         if has_slot and self.is_kept_out(queue):

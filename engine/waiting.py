@@ -1,4 +1,4 @@
-"""Everything that waits: tenants and their queues, each where it stands (`engine.standing`)."""
+"""Everything that waits: tenants and their queues, kept in the orders of `engine.standing`."""
 
 import math
 
@@ -15,7 +15,7 @@ from engine.wait_causes import add_wait
 
 
 class Waiting:
-    """Owns tenants and queues; every operation is O(log) in what waits."""
+    """Owns tenants and queues; operations are O(log queues), `apply_slot_quota` is O(slots)."""
 
     def __init__(self, slots: AdapterSlots, time: StepClock) -> None:
         self._standing = Standing(slots)
@@ -41,11 +41,11 @@ class Waiting:
 
     @property
     def stopped(self) -> AdapterQueue | None:
-        """The queue at whose head admission stopped in this step, or in the last one."""
+        """The queue at whose head admission stopped, in this step or else in the last one."""
         return self._stopped
 
     def queue_of(self, message: EngineRequest) -> AdapterQueue:
-        """The queue of a request's tenant and adapter, which takes its weight and limit."""
+        """The queue for a request; its tenant takes over the request's weight and limits."""
         tenant = self.tenants.get(message.tenant)
         if tenant is None:
             tenant = self.tenants[message.tenant] = Tenant(message.tenant, self._time.now)
@@ -70,7 +70,7 @@ class Waiting:
         return [queue for queue in queues if not is_idle_queue(queue)]
 
     def seconds_waited(self, sequence: Sequence) -> float:
-        """For how long a waiting sequence has waited, this time."""
+        """Seconds that a waiting sequence has waited since it was last queued."""
         now = sequence.request.queue.ledger.read(self._time.now)
         return (sum(now) - sum(sequence.wait_began)) / 1e9
 
@@ -79,7 +79,7 @@ class Waiting:
         queue = sequence.request.queue
         tenant = queue.tenant
         if not queue:
-            # Before it has a head: an empty queue has a cause too, and its wait begins with it.
+            # While it is still empty: an empty queue has a cause too, and the wait begins with it.
             self._note_cause(queue)
             queue.pressure.begin(self._time.now)
         if not tenant.num_waiting:
@@ -99,7 +99,7 @@ class Waiting:
         self._file(queue, has_older_head=first)
 
     def take(self, sequence: Sequence) -> None:
-        """Take a sequence out, for it is admitted or over, and book its wait."""
+        """Take out a sequence that is admitted or over, and book its wait."""
         queue = sequence.request.queue
         tenant = queue.tenant
         now = queue.ledger.read(self._time.now)
@@ -119,9 +119,9 @@ class Waiting:
             self._contenders.leave(tenant)
 
     def rest(self, queue: AdapterQueue) -> None:
-        """Nothing of this queue runs any more; if nothing waits, forget it when it is time.
+        """A sequence of this queue ended: forget idle queues and tenants that no longer matter.
 
-        An idle queue or tenant is remembered for as long as its counter matters.
+        They matter for as long as their counters are above the floor of those that wait.
         """
         if is_idle_queue(queue):
             queue.tenant.contenders.rest(queue)
@@ -138,7 +138,7 @@ class Waiting:
                 del queue.tenant.queues[idle.adapter]
 
     def hold(self, tenant: Tenant) -> None:
-        """A quota holds all queues of a tenant back: they neither wait for a turn nor count."""
+        """A quota holds back all queues of a tenant: they are not offered, nor set the floor."""
         tenant.hold_clock.turn(True, self._time.now)
         tenant.slotless_clock.turn(True, self._time.now)
         self._contenders.leave(tenant)
@@ -146,7 +146,7 @@ class Waiting:
             order.hide(tenant)
 
     def reopen(self, tenant: Tenant) -> None:
-        """The quota holds no more: like an arrival."""
+        """The quota no longer holds the tenant back, which counts as an arrival."""
         tenant.hold_clock.turn(False, self._time.now)
         tenant.slotless_clock.turn(tenant.is_out_of_slots, self._time.now)
         if tenant.num_waiting:
@@ -160,11 +160,12 @@ class Waiting:
                 order.show(tenant)
 
     def apply_slot_quota(self, tenant: Tenant, slack: float) -> bool:
-        """What the tenant holds changed: keep its other adapters' queues out, or offer them again.
+        """The slots that a tenant holds changed: keep its other adapters out, or offer them again.
 
-        O(1) for a tenant without the quota, else O(slots). An adapter that was served `slack`
-        tokens more than another one of the tenant that waits admits nothing more until that one
-        had its turn. Returns whether a slot was given up that only kept out queues wanted.
+        O(1) for a tenant without that quota, else O(slots). While the tenant is out of slots, an
+        adapter of it that is more than `slack` tokens ahead of a waiting one admits nothing more,
+        until that one had its turn. Returns whether a slot was given up because only queues that
+        the quota keeps out wanted it.
         """
         if tenant.max_slots is None and not tenant.is_out_of_slots:
             return False
@@ -196,7 +197,7 @@ class Waiting:
         return has_given_up
 
     def _count(self, tenant: Tenant, placed: list[AdapterQueue]) -> None:
-        """Whether the tenant counts as waiting: not if its quotas hold all its queues back."""
+        """Let the tenant compete with others, unless its quotas hold back all its queues."""
         if not tenant.num_waiting or tenant.is_held:
             return
         open_queues = [tenant.queues.get(None), tenant.reserved, *placed]
@@ -208,7 +209,7 @@ class Waiting:
             self._contenders.leave(tenant)
 
     def _is_useless(self, queue: AdapterQueue) -> bool:
-        """Whether nobody may use the slot of this queue's adapter now."""
+        """Whether the queue's adapter is resident, but nobody may use its slot now."""
         adapter = self._slots.find(queue.adapter or "")
         return (
             adapter is not None
@@ -230,7 +231,7 @@ class Waiting:
             queue.is_yielding = bool(queue.num_running) and queue.counter > lowest + slack
 
     def refile(self, adapter: str) -> None:
-        """An adapter's state changed: move its queues to where they belong now."""
+        """An adapter's state changed: move its queues to the orders they belong to now."""
         for queue in self._queues_of.get(adapter, ()):
             self._file(queue)
 

@@ -7,6 +7,7 @@
 """
 
 import math
+from collections.abc import Set
 from typing import Literal
 
 from engine.adapter_queue import AdapterQueue
@@ -14,6 +15,7 @@ from engine.adapter_slots import Adapter
 from engine.config import SchedulerConfig
 from engine.lifecycle import Lifecycle
 from engine.slot_gate import SlotGate
+from engine.slot_victims import SlotVictims
 from engine.step_clock import StepClock
 
 Order = Literal["fair", "fcfs", "resident_first"]
@@ -29,9 +31,8 @@ def rival_lifecycle(order: Order, config: SchedulerConfig, time: StepClock) -> L
             return _UnchargedLifecycle(config, time)
         case "resident_first":
             lifecycle = Lifecycle(config, time)
-            lifecycle.gate = _LoyalGate(
-                lifecycle.slots, lifecycle.waiting, lifecycle.running, math.inf
-            )
+            victims = _NoVictims(lifecycle.slots, lifecycle.waiting, lifecycle.running)
+            lifecycle.gate = SlotGate(lifecycle.slots, lifecycle.waiting, math.inf, victims)
             return lifecycle
 
 
@@ -43,8 +44,9 @@ class _UnchargedLifecycle(Lifecycle):
         self.gate.lend(queue.tenant, num_tokens)
 
 
-class _LoyalGate(SlotGate):
-    """Takes no adapter's slot that anybody asks for."""
+class _NoVictims(SlotVictims):
+    """No adapter loses a slot that anybody asks for."""
 
-    def _victim_candidates(self) -> list[Adapter]:
+    def candidates(self, reserved: Set[str]) -> list[Adapter]:
+        """Nobody."""
         return []
