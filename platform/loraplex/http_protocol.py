@@ -1,7 +1,8 @@
 """HTTP/1.1 connections with bounds that uvicorn's own protocol lacks.
 
 A client without a key can cost no more than a connection: the head of a request is bounded in bytes
-and in time, and a reply that its reader does not take is given up, with all that it holds.
+and in time, so are the requests that wait on a connection in number, and a reply that its reader
+does not take is given up, with all that it holds.
 
 Also here, since it knows uvicorn's classes too: sending a part of a body without awaiting.
 """
@@ -19,6 +20,11 @@ from loraplex.settings import ConnectionLimits
 
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
 _END_OF_HEAD = b"\r\n\r\n"
+_ONCE = frozenset((b"host", b"authorization"))
+"""Fields whose repetition a proxy may read otherwise than we do; who calls may not depend on it."""
+MAX_PIPELINED = 16
+"""Requests that may wait on a connection for the reply before theirs. A single read can hold
+thousands, and each of them takes a hundred times its bytes."""
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -42,6 +48,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Received since a head ended, or a part of a body: of the next head, or of trailers."""
         self._parsed_bytes = 0
         """Of the target and the header fields of the request that is being read."""
+        self._seen_once: set[bytes] = set()
+        """Of the fields that may come once, those that came."""
+        self._answered: RequestResponseCycle | None = None
+        """The request whose reply is under way; `cycle` is the newest, which may have to wait."""
         self._num_parts = 0
         """Heads that have ended, and parts and ends of bodies, so far."""
         self._head_timer: asyncio.TimerHandle | None = None
@@ -72,7 +82,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # ends the parsing
         self._parsed_bytes = 0
+        self._seen_once.clear()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -84,6 +97,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A header field; one that trails a body is dropped, as RFC 9110, 6.5.1 has it."""
         if self._in_head:
             self._parsed_bytes += len(name) + len(value) + len(": \r\n")
+            if (lowered := name.lower()) in _ONCE:
+                if lowered in self._seen_once:
+                    raise ValueError("a field twice")  # ends the parsing
+                self._seen_once.add(lowered)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -91,7 +108,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._parsed_bytes > self._limits.max_head_bytes:
             self._refuse_head()
             raise ValueError("too large a head")  # ends the parsing
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # its client would take that for the reply
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
         self._in_head = False
         self._num_parts += 1
         self._cancel_head_timer()
@@ -109,6 +130,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The reply is written, but maybe not taken yet."""
+        self._answered = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._watch_writes()
 
@@ -123,7 +145,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_resumed = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Stop the clocks, and tell the request that is being answered, not the newest alone."""
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self._cancel_head_timer()
         if self._write_timer is not None:
             self._write_timer.cancel()

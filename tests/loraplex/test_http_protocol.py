@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from loraplex.http_protocol import bounded_http
+from loraplex.http_protocol import MAX_PIPELINED, bounded_http
 from loraplex.settings import ConnectionLimits
 
 pytestmark = pytest.mark.anyio
@@ -178,6 +178,51 @@ async def test_a_reader_who_reads_slowly_is_not():
             await reader.readexactly(100_000)
         assert app.num_chunks * len(CHUNK) > 3_000_000
         assert not app.gone.is_set()
+
+
+async def test_requests_that_wait_on_a_connection_are_bounded():
+    async with served(Echo()) as connect:
+        reader, writer = await connect()
+        writer.write(GET * (MAX_PIPELINED + 1))  # one is answered, the others wait
+        for _ in range(MAX_PIPELINED + 1):
+            assert (await answer(reader))[0] == 200
+        writer.write(b"GET /endless HTTP/1.1\r\n\r\n" + GET * MAX_PIPELINED)
+        await reader.readexactly(100_000)
+        writer.write(GET)
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 20):
+                pass
+
+
+async def test_who_goes_away_ends_the_reply_under_way_whatever_waits_behind_it():
+    app = Echo()
+    async with served(app) as connect:
+        reader, writer = await connect()
+        writer.write(GET + b"GET /endless HTTP/1.1\r\n\r\n" + GET + GET)
+        assert (await answer(reader))[0] == 200
+        await reader.readexactly(100_000)
+        writer.transport.abort()
+        await app.gone.wait()
+
+
+@pytest.mark.parametrize("field", [b"Host: x", b"Authorization: Bearer a"])
+async def test_a_field_that_says_who_calls_comes_once(field: bytes):
+    head = b"GET / HTTP/1.1\r\n%b\r\n" % field
+    async with served(Echo()) as connect:
+        reader, writer = await connect()
+        for _ in range(2):  # of a request each
+            writer.write(head + b"\r\n")
+            assert (await answer(reader))[0] == 200
+        writer.write(head + field.upper() + b"\r\n\r\n")
+        assert (await answer(reader))[0] == 400
+        assert await reader.read() == b""
+
+
+async def test_a_client_of_http_1_0_is_sent_no_interim_reply():
+    async with served(Echo()) as connect:
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\nbody")
+        assert await answer(reader) == (200, b"body")
 
 
 @pytest.mark.parametrize("offer", [b"Upgrade: h2c", b"UPGRADE : h2c", b"upgrade: websocket"])
