@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from engine.config import SchedulerConfig
 from engine.engine_args import parse_engine_args
+from engine.engine_info import EngineInfo
 from engine.logs import configure_logs
-from engine.messages import EngineInfo
 from engine.parent import die_with_parent
 from engine.parts import AdapterLimits, EngineParts
 from engine.process import serve

@@ -4,9 +4,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from engine.backpressure import Pressure
-from engine.messages import WaitCause
 from engine.sequence import Sequence
-from engine.wait_causes import CAUSES, WaitLedger
+from engine.wait_causes import CAUSES, WaitCause, WaitLedger
 
 if TYPE_CHECKING:
     from engine.fair_order import FairOrder

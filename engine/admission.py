@@ -5,8 +5,8 @@ from engine.config import SchedulerConfig
 from engine.fair_order import comes_before
 from engine.fairness_bounds import service_unit
 from engine.lifecycle import Lifecycle
-from engine.messages import WaitCause
 from engine.sequence import Sequence
+from engine.wait_causes import WaitCause
 
 
 class Admission:

@@ -3,14 +3,9 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from engine.messages import (
-    AbortReason,
-    CallUsage,
-    EndCalls,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-)
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
+from engine.messages import AbortReason, CallUsage, EndCalls, EngineRequest
 from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
 

@@ -12,8 +12,9 @@ import structlog
 
 from engine.adapter_source import AdapterEvent, AdapterReady, AdapterSource
 from engine.config import SchedulerConfig
+from engine.engine_stats import EngineStats
 from engine.errors import AdapterUnavailable, RequestRefused
-from engine.messages import EndCalls, EngineRequest, EngineStats, RequestOutput
+from engine.messages import EndCalls, EngineRequest, RequestOutput
 from engine.runner import Runner, RunningStep, Transfer
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler

@@ -9,16 +9,10 @@ import structlog
 
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from engine.errors import AdapterUnavailable, EngineUnavailable
-from engine.messages import (
-    AbortReason,
-    EndCalls,
-    EngineInfo,
-    EngineRequest,
-    EngineStats,
-    FetchFailed,
-    Have,
-)
+from engine.messages import AbortReason, EndCalls, EngineRequest, FetchFailed, Have
 from engine.open_requests import OpenRequests
 from engine.parts import EngineParts
 from engine.request_stream import RequestStream

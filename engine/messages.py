@@ -10,6 +10,7 @@ import msgspec
 
 from engine.backpressure import Congestion
 from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from engine.refusal_notes import NoteRefusals
 from engine.sampling_params import SamplingParams
 from engine.telemetry.records import GetTelemetry, Telemetry
@@ -17,7 +18,6 @@ from engine.telemetry.records import GetTelemetry, Telemetry
 # `gc=False` where tokens are many: what cannot be part of a cycle need not be looked at for one.
 FinishReason = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["abort", "stop", "timeout"]
-WaitCause = Literal["quota", "load", "slot", "kv", "budget", "turn"]
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +67,7 @@ class RequestTiming(msgspec.Struct, frozen=True, gc=False):
     """Where a request's time went, in seconds; `queue` sums to the whole queue time."""
 
     queue: dict[str, float]
-    """By cause of waiting (`WaitCause`)."""
+    """By cause of waiting (`engine.wait_causes.WaitCause`)."""
     prefill: float
     """First admission to first token."""
     decode: float
@@ -94,68 +94,6 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """So far: with the first token, with the first one after a preemption, and at the end."""
     error_code: str | None = None
     error: str | None = None
-
-
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant's queue for one adapter, or for the base."""
-
-    tenant: str
-    adapter: str | None
-    """Digest; None for the base."""
-    label: str = ""
-    """`name@N`, or the base's name. Versions with the same files share a queue, and have each
-    their own part of it here."""
-    waiting: int
-    running: int
-    cause: WaitCause | None
-    """What it waits for now; None where nothing waits."""
-    waited: dict[str, float]
-    """Seconds by cause, summed over those that left the queue since it became busy, whatever their
-    label."""
-    oldest: float = 0.0
-    """Seconds that its first one has waited, as of the last step; 0 where nothing waits."""
-
-
-class TenantLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How much of a tenant runs and waits, over all its queues."""
-
-    tenant: str
-    running: int
-    waiting: int
-    slots: int = 0
-    """Those that count for its quota: of adapters that run, and one that is reserved."""
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine, cheap enough to take every second."""
-
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    slots_used: int
-    slots_total: int
-    resident: list[str]
-    """Digests that hold a slot."""
-    preemptions: int
-    steps: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    host_adapters: int
-    host_adapter_bytes: int
-    busy_seconds: float = 0.0
-    """Of all steps; requests' `engine_seconds` sum to it."""
-    pinned: list[str] = []
-    """Digests that keep a slot, or are to get one."""
-    warm: list[str] = []
-    """Digests that stay in host memory."""
-    warming: bool = False
-    """The engine is new, and still loads what it starts with."""
-    queues: list[QueueStats] = []
-    """The 100 queues in which most wait, and of those that only run as many as fit beside them."""
-    tenants: list[TenantLoad] = []
-    """All that run or wait."""
 
 
 # Client to engine.

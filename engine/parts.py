@@ -11,9 +11,9 @@ from engine.adapter_host import AdapterHost
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
-from engine.messages import EngineStats
 from engine.residency import Residency
 from engine.runner import Runner, RunningStep
 from engine.scheduled_batch import ScheduledBatch

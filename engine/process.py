@@ -22,10 +22,10 @@ import structlog
 
 from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs, parse_engine_args
+from engine.engine_info import EngineInfo
 from engine.errors import ConfigError
 from engine.hang_watch import end_when_hung
 from engine.logs import configure_logs
-from engine.messages import EngineInfo
 from engine.parent import die_with_parent
 from engine.parts import AdapterLimits, EngineParts
 from engine.server import EngineServer

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from engine.adapter_queue import AdapterQueue
+from engine.engine_stats import QueueStats, TenantLoad
 from engine.lifecycle import Lifecycle
-from engine.messages import QueueStats, TenantLoad
 from engine.sequence import Sequence
 from engine.tenant import is_idle_queue
 from engine.wait_causes import seconds_by_cause

@@ -15,9 +15,10 @@ from collections.abc import Callable, Hashable, Iterable
 
 from engine.adapter_slots import AdapterNotices, SlotState
 from engine.config import SchedulerConfig
+from engine.engine_stats import EngineStats
 from engine.errors import RequestRefused
 from engine.lifecycle import Lifecycle
-from engine.messages import EndCalls, EngineRequest, EngineStats, FinishReason, RequestOutput
+from engine.messages import EndCalls, EngineRequest, FinishReason, RequestOutput
 from engine.outputs import Outputs
 from engine.plan_ahead import ahead_batch, plan_ahead
 from engine.policies import make_policy

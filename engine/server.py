@@ -28,13 +28,11 @@ from engine.messages import (
     Forget,
     Generate,
     GetStats,
-    GetTelemetry,
     Goodbye,
     Have,
     Heartbeat,
     Hello,
     Need,
-    NoteRefusals,
     Orphans,
     Outputs,
     Refused,
@@ -47,6 +45,8 @@ from engine.messages import (
 )
 from engine.parts import EngineParts
 from engine.peer import Peer
+from engine.refusal_notes import NoteRefusals
+from engine.telemetry.records import GetTelemetry
 from engine.usage_ledger import UsageLedger
 from engine.wire import Codec, WireError
 

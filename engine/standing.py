@@ -15,8 +15,8 @@ never at everything that waits.
 from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.fair_order import FairOrder
-from engine.messages import WaitCause
 from engine.tenant import Tenant
+from engine.wait_causes import WaitCause
 
 
 class Standing:

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from engine.engine_stats import EngineStats
 from engine.lifecycle import Lifecycle
-from engine.messages import EngineStats
 from engine.queue_report import queue_stats, tenant_loads
 from engine.step_plan import StepPlan
 

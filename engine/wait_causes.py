@@ -13,10 +13,9 @@ What one request waited is the difference of two readings, and its parts sum exa
 """
 
 from collections.abc import Sequence as SequenceOf
-from typing import get_args
+from typing import Literal, get_args
 
-from engine.messages import WaitCause
-
+WaitCause = Literal["quota", "load", "slot", "kv", "budget", "turn"]
 CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
 
 Reading = tuple[int, ...]

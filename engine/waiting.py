@@ -6,12 +6,12 @@ from engine.adapter_queue import AdapterQueue
 from engine.adapter_slots import AdapterSlots, SlotState
 from engine.backpressure import Pressure
 from engine.fairness import Contenders
-from engine.messages import EngineRequest, WaitCause
+from engine.messages import EngineRequest
 from engine.sequence import Sequence
 from engine.standing import Standing
 from engine.step_clock import StepClock
 from engine.tenant import Tenant, is_idle_queue, is_idle_tenant
-from engine.wait_causes import add_wait
+from engine.wait_causes import WaitCause, add_wait
 
 
 class Waiting:

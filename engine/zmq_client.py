@@ -13,6 +13,8 @@ from zmq.utils.monitor import parse_monitor_message
 from engine.adapter_fetcher import AdapterFetcher
 from engine.client import FetchAdapter, OnJoin, OnOrphans
 from engine.dealer import close_dealer, open_dealer
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from engine.errors import ClientClosed, EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -23,14 +25,11 @@ from engine.messages import (
     ClientMessage,
     Drain,
     EndCalls,
-    EngineInfo,
     EngineMessage,
     EngineRequest,
-    EngineStats,
     Forget,
     Generate,
     GetStats,
-    GetTelemetry,
     Goodbye,
     Heartbeat,
     Hello,
@@ -48,7 +47,7 @@ from engine.open_requests import OpenRequests
 from engine.outbox import Outbox
 from engine.pending_answers import PendingAnswers
 from engine.request_stream import RequestStream
-from engine.telemetry.records import Cursor, Telemetry
+from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
 from engine.wire import MAX_CLIENT_MESSAGE, Codec, WireError
 from engine.zmq_reader import ZmqReader
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.messages import EngineStats
+from engine.engine_stats import EngineStats
 from engine.simulation.driver import Simulation
 from engine.simulation.log_histogram import LogHistogram
 from engine.simulation.record import SimulatedRequest

@@ -3,7 +3,8 @@
 from litestar import Controller, get
 from litestar.di import NamedDependency
 
-from engine.messages import EngineInfo, EngineStats
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from loraplex.auth import requires_admin
 from loraplex.openapi import Problem, errors
 from loraplex.services import Services

@@ -15,6 +15,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from engine.client import EngineClient, OnOrphans
+from engine.engine_info import EngineInfo
 from engine.errors import ClientClosed, EngineUnavailable, RequestRefused
 from engine.messages import (
     Abort,
@@ -22,7 +23,6 @@ from engine.messages import (
     Alive,
     ChoiceDelta,
     ClientMessage,
-    EngineInfo,
     EngineMessage,
     Generate,
     Heartbeat,

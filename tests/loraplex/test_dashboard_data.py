@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from adapter_store.registry.records import Quota
-from engine.messages import QueueStats, TenantLoad
+from engine.engine_stats import QueueStats, TenantLoad
 from engine.telemetry.records import (
     AdapterOwner,
     SlotEvent,

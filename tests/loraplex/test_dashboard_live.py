@@ -12,7 +12,7 @@ import pytest
 
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registry import Registry
-from engine.messages import QueueStats
+from engine.engine_stats import QueueStats
 from engine.telemetry.records import Cursor, Telemetry
 from loraplex.dashboard.live import UNCHECKED_SECONDS, LiveSource
 from loraplex.dashboard.live_stream import MAX_QUEUED, LiveStream

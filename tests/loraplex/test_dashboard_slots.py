@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from adapter_store.registry.records import ResidencyLimits
-from engine.messages import QueueStats
+from engine.engine_stats import QueueStats
 from engine.telemetry.records import (
     AdapterOwner,
     SlotEvent,

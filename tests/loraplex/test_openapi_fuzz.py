@@ -14,7 +14,7 @@ from schemathesis.generation import GenerationMode
 
 from adapter_store.references.policy import SourcePolicy
 from adapter_store.references.sources import AdapterSources
-from engine.messages import EngineStats
+from engine.engine_stats import EngineStats
 from tests.support.fake_engine import FakeEngine
 from tests.support.service import TestService, adapter_files
 from tests.support.threaded_service import threaded_service

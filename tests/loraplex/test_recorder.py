@@ -19,7 +19,7 @@ from adapter_store.registry.rollup_models import (
     TrafficSubject,
     WaitingQueue,
 )
-from engine.messages import QueueStats
+from engine.engine_stats import QueueStats
 from engine.telemetry.records import AdapterOwner, AdapterTotals, Objective, SlotEvent, StepShare
 from loraplex.recorder.recorder import Recorder
 from loraplex.recorder.refusals import RefusalCounts

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Callable, Sequence
 
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats
 from engine.errors import EngineError, EngineUnavailable
 from engine.messages import (
     AbortReason,
     CallUsage,
     ChoiceDelta,
     EndCalls,
-    EngineInfo,
     EngineRequest,
-    EngineStats,
     FinishReason,
     RequestOutput,
     RequestTiming,

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from engine.engine_stats import EngineStats, QueueStats, TenantLoad
 from engine.errors import EngineUnavailable
-from engine.messages import EngineStats, QueueStats, TenantLoad
 from engine.telemetry.records import (
     AdapterTotals,
     Cursor,

@@ -13,8 +13,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from engine.config import SchedulerConfig
+from engine.engine_info import EngineInfo
 from engine.errors import AdapterUnavailable, RequestRefused
-from engine.messages import EngineInfo, EngineRequest, RequestOutput
+from engine.messages import EngineRequest, RequestOutput
 from engine.parts import AdapterLimits, EngineParts
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from tests.support.memory_engine import (

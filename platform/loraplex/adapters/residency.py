@@ -12,8 +12,8 @@ from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.records import Residency, ResidencyLimits
 from adapter_store.registry.registry import Registry
 from engine.client import EngineClient
+from engine.engine_info import EngineInfo
 from engine.errors import EngineUnavailable
-from engine.messages import EngineInfo
 from loraplex.auth import Caller
 from loraplex.errors import Forbidden
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from engine.messages import EngineInfo
+from engine.engine_info import EngineInfo
 from engine.telemetry.records import StepRecord
 from loraplex.dashboard.bucket_query import axis_of, engine_buckets
 from loraplex.dashboard.engine_views import Batch

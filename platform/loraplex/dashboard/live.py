@@ -16,8 +16,9 @@ import structlog
 from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.session import Database
 from engine.client import EngineClient
+from engine.engine_info import EngineInfo
+from engine.engine_stats import TenantLoad
 from engine.errors import EngineUnavailable
-from engine.messages import EngineInfo, TenantLoad
 from engine.telemetry.records import Cursor, StepRecord
 from loraplex.dashboard.alerts_query import lasting_alerts, seen_by
 from loraplex.dashboard.live_stream import LiveStream, event

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.messages import EngineInfo, EngineStats, TenantLoad
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats, TenantLoad
 from engine.telemetry.adapter_totals import is_good
 from engine.telemetry.records import Objective, RequestRecord, StepRecord, Telemetry
 from loraplex.dashboard.views import EngineNow, Live, Percentiles

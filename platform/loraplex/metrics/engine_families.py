@@ -5,7 +5,8 @@ from itertools import chain
 
 from prometheus_client.metrics_core import Metric as Family
 
-from engine.messages import EngineInfo, EngineStats, QueueStats
+from engine.engine_info import EngineInfo
+from engine.engine_stats import EngineStats, QueueStats
 from engine.telemetry import buckets
 from engine.telemetry.labels import name_of
 from engine.telemetry.records import EngineTotals

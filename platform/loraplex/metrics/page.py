@@ -10,8 +10,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 
 from engine.client import EngineClient
+from engine.engine_stats import EngineStats
 from engine.errors import EngineError
-from engine.messages import EngineStats
 from engine.telemetry.records import Telemetry
 from loraplex.metrics import names
 from loraplex.metrics.adapter_families import adapter_families

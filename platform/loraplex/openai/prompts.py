@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import anyio.to_thread
 import msgspec
 
-from engine.messages import EngineInfo
+from engine.engine_info import EngineInfo
 from engine.text.errors import ChatTemplateError
 from engine.text.tokenizer import Tokenizer
 from loraplex.errors import ApiError, InvalidRequest

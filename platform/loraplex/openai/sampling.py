@@ -3,8 +3,8 @@
 import secrets
 from collections.abc import Collection
 
+from engine.engine_info import EngineInfo
 from engine.errors import RequestRefused
-from engine.messages import EngineInfo
 from engine.sampling_params import SamplingParams
 from loraplex.errors import InvalidRequest
 from loraplex.openai.fields import GenerationFields

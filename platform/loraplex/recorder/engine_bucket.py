@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.messages import EngineStats
+from engine.engine_stats import EngineStats
 from engine.telemetry.records import StepRecord
 from loraplex.recorder.sketch import Sketch, merge_packed, pack_all
 

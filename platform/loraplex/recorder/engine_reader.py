@@ -14,9 +14,10 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
+from engine.engine_stats import EngineStats
 from engine.errors import EngineUnavailable
-from engine.messages import EngineMessage, EngineStats, GetStats, GetTelemetry, Stats
-from engine.telemetry.records import Cursor, Telemetry
+from engine.messages import EngineMessage, GetStats, Stats
+from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
 from engine.wire import Codec, WireError
 
 ANSWER_SECONDS = 5.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from adapter_store.model_ref import BASE_NAME
-from engine.messages import EngineStats, TenantLoad
+from engine.engine_stats import EngineStats, TenantLoad
 from engine.telemetry.records import AdapterOwner, Objective, RequestRecord, StepRecord
 from loraplex.recorder.engine_bucket import EngineBucket
 from loraplex.recorder.traffic import Subject, Traffic, subject_of

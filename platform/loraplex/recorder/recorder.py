@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from engine.engine_stats import EngineStats
 from engine.errors import EngineUnavailable
-from engine.messages import EngineStats
 from engine.telemetry.records import Cursor, Objective, Telemetry
 from loraplex.recorder.ledger import Ledger
 from loraplex.recorder.refusals import RefusalCounts
