@@ -12,12 +12,11 @@ from engine.telemetry.records import Cursor, Telemetry
 FetchAdapter = Callable[[str], Awaitable[None]]
 """Puts the verified files of a digest into the shared cache folder, or raises."""
 
-
 OnJoin = Callable[[Sequence[str]], None]
 """Called with all digests on an engine's disk, the last used first."""
 
 OnOrphans = Callable[[Sequence[CallUsage]], None]
-"""Called with calls of a process that is gone, to be written and settled in its place."""
+"""Called with the calls of a client that is gone, to be written and settled in its place."""
 
 
 class EngineClient(Protocol):
@@ -55,20 +54,21 @@ class EngineClient(Protocol):
     ) -> None:
         """Forget a request; synchronous, so that it works while a task is being cancelled.
 
-        `reason`, and how many output tokens its client was shown, are for the record (`Abort`).
+        `reason` and `num_tokens`, the output tokens that its client was shown, are only recorded;
+        see `engine.messages.Abort`.
         """
         ...
 
     def settle(self, calls: Sequence[str]) -> None:
-        """The usage of these calls is written, or nobody's: the engine may forget it."""
+        """The usage of these calls is written, or billed to nobody: the engine may forget it."""
         ...
 
     def on_orphans(self, told: OnOrphans) -> None:
-        """Have `told` called with what other clients have left; those not told before come now."""
+        """Have `told` called with calls that other clients left; at once with those that wait."""
         ...
 
     def end_calls(self, order: EndCalls) -> None:
-        """End requests of a tenant, also those of other clients; see `EndCalls`."""
+        """End requests of a tenant, those of other clients included; see `EndCalls`."""
         ...
 
     def forget(self, tenant: str, adapter: str | None = None) -> None:
@@ -76,8 +76,10 @@ class EngineClient(Protocol):
         ...
 
     def note_refusal(self, tenant: str, adapter: str | None, code: str) -> None:
-        """The service refused a request for an adapter (None: the base): count it with the engine's
-        own refusals."""
+        """Count a request that the service refused among the engine's own refusals.
+
+        `adapter` is the adapter's name; None for the base.
+        """
         ...
 
     def unload(self, digest: str) -> None:
@@ -87,14 +89,14 @@ class EngineClient(Protocol):
     def set_residency(
         self, pinned: Sequence[str], warm: Sequence[str], recent: Sequence[str] = ()
     ) -> None:
-        """Say which adapters are pinned and warm, all of them; a new engine needs to be told.
+        """Say which adapters are pinned and warm, all of them; every new engine must be told.
 
-        `recent`, adapters to read ahead, counts the first time that a new engine is told.
+        `recent` lists adapters to read ahead; a new engine uses it the first time it is told.
         """
         ...
 
     def on_join(self, joined: OnJoin) -> None:
-        """Have `joined` called whenever the engine has welcomed this client, now if it has."""
+        """Have `joined` called whenever an engine welcomes this client; at once if one has."""
         ...
 
     async def stats(self) -> EngineStats:
@@ -104,10 +106,10 @@ class EngineClient(Protocol):
     async def telemetry(
         self, cursor: Cursor | None = None, *, limit: int = 500, with_totals: bool = False
     ) -> Telemetry:
-        """What the engine did since a cursor, that of the last answer; raises `EngineUnavailable`.
+        """What the engine did since `cursor`, which is that of the last answer.
 
-        None: all that it keeps. At most `limit` records of each kind at a time; `with_totals` also
-        sums since its start.
+        None asks for everything it keeps. An answer has at most `limit` records of each kind, and
+        with `with_totals` also the sums since the engine's start. Raises `EngineUnavailable`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The engine's step loop without its process: scheduler, runner and adapters joined.
+"""One step of the engine: joins scheduler, runner and adapters, without a process around them.
 
 Single-threaded and free of torch. `engine.server` calls it from the engine's own process,
 `engine.inline_client` from a test's event loop.
@@ -41,13 +41,13 @@ class EngineCore:
         launch: Callable[[ScheduledBatch], RunningStep] | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """`prepare_grammar` begins to compile a grammar for a tenant; without it requests with one
-        are refused.
+        """Optional parts:
 
-        `launch` is the runner's, see `OverlappingRunner`: then a step is planned, and outputs are
-        sent, while the one before runs. Without it steps run one after another, in `step`.
-
-        `journal` is told of all that happens; its clock is this one.
+        - `prepare_grammar(grammar, tenant)` begins to compile a grammar. Without it, requests that
+          have one are refused.
+        - `launch` is the method of an `OverlappingRunner`. With it, a step is planned and outputs
+          are sent while the step before runs; without it, steps run one after another.
+        - `journal` is told of everything that happens; it must use the same clock.
         """
         self._scheduler = Scheduler(
             config,
@@ -65,7 +65,7 @@ class EngineCore:
         self._flight: RunningStep | None = None
         """The step that runs between two calls of `step`."""
         self._events: list[AdapterEvent] = []
-        """Those that came while a step ran."""
+        """Adapter events that came while a step ran."""
         self._transfers: dict[str, tuple[int, Transfer]] = {}
         """Adapters on their way to a slot."""
 
@@ -104,7 +104,7 @@ class EngineCore:
     ) -> None:
         """End a request; harmless if it is unknown or over. Yields no output.
 
-        `reason` and `num_tokens` are for the record, see `engine.messages.Abort`.
+        `reason` and `num_tokens` are only recorded; see `engine.messages.Abort`.
         """
         self._scheduler.abort(client, request_id, reason, num_tokens)
 
@@ -113,7 +113,7 @@ class EngineCore:
         self._scheduler.abort_client(client)
 
     def end_calls(self, order: EndCalls) -> None:
-        """End the requests that the order concerns, whichever client's."""
+        """End the requests that `order` concerns, of any client."""
         self._scheduler.end_calls(order)
 
     def pin(self, digests: frozenset[str]) -> None:
@@ -167,28 +167,29 @@ class EngineCore:
         journal.step(began, seconds, composition, self._scheduler.load())
 
     def _plan_step(self) -> ScheduledBatch:
-        """Plan a step with all that has come, and change the slots; [] of rows if none can run."""
+        """Take in what has arrived, plan a step and change the slots; no rows if none can run."""
         self._take_transfers()
         self._take_adapter_events()
-        # Slots that were given away by now are filled first: their rows can be in this very batch.
+        # Fill slots that were given away since the last step first: then rows that use them can be
+        # in this batch already.
         self._change_slots(*self._scheduler.take_slot_changes())
         batch = self._scheduler.schedule()
         self._tell_source()
         self._change_slots(batch.cleared_slots, batch.loads)
-        # The slots are changed by now. A runner that cleared them (again) would take away what
-        # was installed in the meantime, and base answers would pass for the adapter's.
+        # The slots are changed by now. If the runner cleared them again, it would remove what was
+        # installed since, and answers of the base would pass for the adapter's.
         return replace(batch, cleared_slots=[], loads=[])
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something now: false if all that is left waits for a load.
+        """Whether a step would do something now; false if everything left waits for a load.
 
-        Then sleep until a message or an adapter event comes, and call `step`.
+        If it is false, sleep until a message or an adapter event comes, then call `step`.
         """
         return bool(self._flight or self._transfers) or self._scheduler.has_work
 
     def stats(self) -> EngineStats:
-        """A snapshot; `host_adapters` and `host_adapter_bytes` are the source's owner's to add."""
+        """A snapshot, without the numbers about host memory; `EngineParts.stats` adds them."""
         return self._scheduler.stats()
 
     def check_integrity(self) -> None:
@@ -198,8 +199,8 @@ class EngineCore:
     def _take_adapter_events(self) -> None:
         events, self._events = [*self._events, *self._adapters.poll()], []
         for event in events:
-            # What has left a slot is cleared before another comes into it: cleared afterwards, it
-            # would take the newcomer's weights along, and base answers would pass for its own.
+            # Clear what has left a slot before another adapter comes into it. Clearing afterwards
+            # would remove the newcomer's weights, and answers of the base would pass for its own.
             self._change_slots(*self._scheduler.take_slot_changes())
             if isinstance(event, AdapterReady) and self._journal is not None:
                 self._journal.fetched(event.digest, event.seconds)

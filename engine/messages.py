@@ -15,7 +15,8 @@ from engine.refusal_notes import NoteRefusals
 from engine.sampling_params import SamplingParams
 from engine.telemetry.records import GetTelemetry, Telemetry
 
-# `gc=False` where tokens are many: what cannot be part of a cycle need not be looked at for one.
+# `gc=False` on structs that exist for every token: they cannot be part of a reference cycle, so the
+# collector need not track them.
 FinishReason = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["abort", "stop", "timeout"]
 
@@ -30,17 +31,18 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter: str | None = None
     """Digest; None for the base model."""
     label: str = ""
-    """`name@N`, or the base's name: for statistics, and to end a version's calls by."""
+    """`name@N`, or the base's name: for statistics, and for ending the calls of one version."""
     call: str = ""
-    """The call that it is part of: its usage is kept for that until `Settle`; "": it has none."""
+    """Id of the API call that it belongs to, under which its usage is kept until `Settle`; "" keeps
+    no usage."""
     weight: float = 1.0
     """The tenant's share."""
     max_concurrent: int | None = None
-    """Sequences of this tenant that may run at once; more wait with the cause `quota`."""
+    """Sequences of this tenant that may run at once; others wait with the cause `quota`."""
     max_slots: int | None = None
-    """Slots that this tenant's adapters may use at once; calls of others wait for `quota`."""
+    """Slots that this tenant's adapters may use at once; its other adapters wait for `quota`."""
     max_queued: int | None = None
-    """Sequences of this tenant that may wait, where that is less than the engine's own limit."""
+    """Sequences of this tenant that may wait, if fewer than the engine's own limit."""
     cache_salt: str = ""
     """Narrows the prefix cache further; it can never widen it past the tenant."""
 
@@ -64,7 +66,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestTiming(msgspec.Struct, frozen=True, gc=False):
-    """Where a request's time went, in seconds; `queue` sums to the whole queue time."""
+    """Where a request's time went, in seconds; the values of `queue` sum to its queue time."""
 
     queue: dict[str, float]
     """By cause of waiting (`engine.wait_causes.WaitCause`)."""
@@ -88,10 +90,10 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     engine_seconds: float = 0.0
-    """So far: its tokens' share of the steps that it ran in."""
+    """Its share, by tokens, of the time of the steps that it ran in so far."""
     finished: bool = False
     timing: RequestTiming | None = None
-    """So far: with the first token, with the first one after a preemption, and at the end."""
+    """So far. Sent with the first token, with the first one after a preemption, and at the end."""
     error_code: str | None = None
     error: str | None = None
 
@@ -118,9 +120,9 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
     request_id: int
     reason: AbortReason = "abort"
-    """Why its choices end that have not ended by themselves; `stop`: at a stop string."""
+    """Recorded for choices that have not ended by themselves; `stop`: cut at a stop string."""
     num_tokens: int | None = None
-    """Output tokens that its client was shown; None: as many as were drawn. For statistics."""
+    """Output tokens that its client was shown, for statistics; None: as many as were drawn."""
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
@@ -143,9 +145,9 @@ class Unload(msgspec.Struct, frozen=True, tag="unload"):
 
 
 class SetResidency(msgspec.Struct, frozen=True, tag="residency"):
-    """What is pinned and warm from now on, by digest: all of it, so that a repetition is harmless.
+    """The digests that are pinned and warm from now on: all of them, so repeating it is harmless.
 
-    `recent`, adapters to read ahead, counts in the first message that a new engine gets.
+    `recent` lists adapters to read ahead; only a new engine's first message of this kind uses it.
     """
 
     pinned: list[str]
@@ -154,7 +156,7 @@ class SetResidency(msgspec.Struct, frozen=True, tag="residency"):
 
 
 class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
-    """End a tenant's requests, whichever client's: all, or those labelled `name@N`.
+    """End a tenant's requests, of any client: all of them, or those labelled `name@N`.
 
     Each ends with an output that carries `code` and `reason`. Not answered.
     """
@@ -182,9 +184,9 @@ class EndCalls(msgspec.Struct, frozen=True, kw_only=True, tag="end_calls"):
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """An adapter was deleted; without a name, the whole tenant. Ends no calls. Not answered.
+    """An adapter was deleted, or with `adapter` None the whole tenant. Not answered.
 
-    Its statistics are kept among those of all others from now on, without its name.
+    From now on its statistics are part of the shared totals, without its name. Ends no calls.
     """
 
     tenant: str
@@ -192,13 +194,13 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
-    """The usage of these calls is written, or nobody's to pay. Not answered."""
+    """The usage of these calls has been written, or is not billed to anybody. Not answered."""
 
     calls: list[str]
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """Last message of a client that ends: it is not lost. Not answered."""
+    """Last message of a client, which thereby leaves and is not taken for lost. Not answered."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
@@ -248,13 +250,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Sent to every client at least once a second, idle or busy, but for the length of a step."""
+    """Sent to every client at least once a second, except while a step runs."""
 
     generation: int
     draining: bool = False
     """New requests are refused."""
     warming: bool = False
-    """The engine is new, and still loads what it starts with; requests are served all the same."""
+    """Whether the engine still loads the adapters it starts with; it serves requests meanwhile."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -291,7 +293,7 @@ class Need(msgspec.Struct, frozen=True, tag="need"):
 
 
 class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call has used, all its requests together."""
+    """What an API call has used, all its requests together."""
 
     call: str
     tenant: str
@@ -304,11 +306,11 @@ class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
     engine_seconds: float = 0.0
     finish_reasons: list[FinishReason]
     timing: RequestTiming | None
-    """Of its last request to say so."""
+    """As last reported by one of its requests."""
 
 
 class Orphans(msgspec.Struct, frozen=True, tag="orphans"):
-    """Calls of a client that is gone without having settled them: now this client's to settle."""
+    """Calls that a client left unsettled when it went; from now on this client settles them."""
 
     generation: int
     calls: list[CallUsage]
