@@ -30,20 +30,20 @@ class AdapterQueue:
         self.adapter = adapter
         """Digest; None for the base model."""
         self.label: str | None = None
-        """What requests called it since it was idle; None where versions with the same files share
-        it."""
+        """The label of its requests since it was last idle; None if versions with the same files
+        share it."""
         self.counter = 0.0
-        """Virtual tokens served, against the tenant's other queues."""
+        """Virtual tokens served, compared with those of the tenant's other queues."""
         self.ledger = WaitLedger(tenant.hold_clock, cause, now)
         self.order: FairOrder | None = None
-        """The index it is offered in; None while it is empty or waits for its slot."""
+        """The order that offers it (`engine.standing`); None while it is empty or parked."""
         self.num_running = 0
         """Sequences of this queue that run now."""
         self.is_yielding = False
-        """Its tenant has no more slots, and another of its queues was served less, and waits."""
+        """It admits nothing more: its tenant is out of slots, and a less served queue waits."""
         self.pressure = Pressure(now)
         self.waited = [0] * len(CAUSES)
-        """Nanoseconds by cause that its sequences waited, summed over them, each once it left."""
+        """Nanoseconds by cause, summed over the waits of all sequences that have left the queue."""
         self._sequences = OrderedDict[int, Sequence]()
 
     def __len__(self) -> int:

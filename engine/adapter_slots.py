@@ -3,9 +3,9 @@
     absent -> loading -> resident -> draining -> absent
                   \\-> absent, if the load failed: its requests end with an error
 
-A slot is referenced by *sequences* from their admission to their end or preemption. `wanted`
-counts queued sequences too: an adapter that nobody wants stays resident until its slot is needed,
-unless it is pinned: then it keeps the slot, and before it has one it is known and awaits it.
+A slot is referenced by *sequences*, from their admission to their end or preemption. `wanted`
+counts queued sequences as well. An adapter that nobody wants stays resident until its slot is
+needed. A pinned adapter keeps its slot; until it has one it is known here and waits for it.
 """
 
 from collections import Counter, OrderedDict
@@ -29,7 +29,7 @@ class SlotState(Enum):
     RESIDENT = "resident"
     """Its sequences may be admitted."""
     DRAINING = "draining"
-    """Its sequences run on, none is admitted; the slot goes to another adapter."""
+    """Its sequences run on and no more are admitted; then the slot goes to another adapter."""
 
 
 class Adapter:
@@ -49,9 +49,9 @@ class Adapter:
         self.references = 0
         """Sequences running."""
         self.is_fetched = False
-        """Its weights came to host memory since it is needed."""
+        """Its weights have come to host memory since it became needed."""
         self.is_hastened = False
-        """Its source was told that it is next; until it has a slot, or is wanted no more."""
+        """Its source was told to hurry; reset when it has a slot, or is no longer wanted."""
         self.is_claimed = False
         """A reservation waits for a slot on its behalf."""
         self.is_pinned = False
@@ -69,11 +69,11 @@ class AdapterNotices(NamedTuple):
     """What the scheduler has to say to the adapters' source."""
 
     hastened: list[str]
-    """They want a slot next: bring them to host memory before all others."""
+    """Adapters to bring to host memory before all others: they are the next to get a slot."""
     released: list[str]
-    """Nobody needs them any more."""
+    """Adapters that nobody needs any more."""
     forgotten: list[str]
-    """Unloaded for good."""
+    """Adapters that were unloaded for good."""
 
 
 class AdapterSlots:
@@ -140,7 +140,7 @@ class AdapterSlots:
             self._release_unneeded(adapter)
 
     def pin(self, digests: Set[str]) -> None:
-        """These adapters, and no others, are to keep a slot. A draining one is not among them."""
+        """Replace the set of pinned adapters, none of which may be draining."""
         for digest in self._pinned.keys() - digests:
             adapter = self._pinned.pop(digest)
             adapter.is_pinned = False
@@ -154,26 +154,26 @@ class AdapterSlots:
             self._idle.pop(digest, None)
 
     def next_pinned(self) -> str | None:
-        """A pinned adapter in host memory that has no slot, and for which none is claimed."""
+        """A pinned adapter in host memory that has no slot and no claim on one."""
         for digest, adapter in self._pinned.items():
             if adapter.state is SlotState.ABSENT and adapter.is_fetched and not adapter.is_claimed:
                 return digest
         return None
 
     def fetched(self, digest: str) -> None:
-        """An adapter's weights are in host memory; of no interest if nobody needs it."""
+        """An adapter's weights are in host memory; ignored if nobody needs it."""
         adapter = self._adapters.get(digest)
         if adapter is not None and adapter.is_needed:
             adapter.is_fetched = True
 
     def hasten(self, digest: str) -> None:
-        """An absent adapter is the next to want a slot: its source should hurry."""
+        """An absent adapter is the next to get a slot: tell its source to hurry."""
         adapter = self._adapters[digest]
         adapter.is_hastened = True
         self._hastened.append(digest)
 
     def acquire(self, digest: str) -> int:
-        """A sequence begins to run; returns the slot. A draining one takes no more but forks."""
+        """A sequence begins to run; returns the slot. Only forks may join a draining adapter."""
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.RESIDENT or adapter.references
         assert adapter.slot is not None
@@ -181,7 +181,7 @@ class AdapterSlots:
         return adapter.slot
 
     def release(self, digest: str) -> None:
-        """A sequence runs no more. The last one out of a draining slot clears it."""
+        """A sequence stopped running. The last one to leave a draining adapter vacates its slot."""
         adapter = self._adapters[digest]
         adapter.references -= 1
         if adapter.state is SlotState.DRAINING and not adapter.references:
@@ -209,9 +209,9 @@ class AdapterSlots:
         self._settle_unneeded(adapter)
 
     def fail(self, digest: str) -> None:
-        """A loading adapter's weights cannot be had: its slot is free again.
+        """A loading adapter's weights cannot be had: free its slot.
 
-        A pinned one is tried again when its weights are fetched again, and not before.
+        A pinned adapter is tried again once its weights have been fetched again.
         """
         adapter = self._adapters.get(digest)
         if adapter is not None:
@@ -229,7 +229,7 @@ class AdapterSlots:
             self._vacate(adapter)
 
     def stop_draining(self, digest: str) -> None:
-        """The slot is not needed after all."""
+        """The slot of a draining adapter is not needed after all."""
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.DRAINING
         adapter.state = SlotState.RESIDENT
@@ -237,7 +237,7 @@ class AdapterSlots:
         self._settle_unneeded(adapter)
 
     def give_up(self, digest: str) -> None:
-        """A resident adapter that is wanted, but by nobody who may run now, leaves its slot."""
+        """Vacate the slot of a resident adapter that is wanted only by queues that may not run."""
         adapter = self._adapters[digest]
         assert adapter.state is SlotState.RESIDENT and not adapter.is_pinned
         self._vacate(adapter)
@@ -253,8 +253,8 @@ class AdapterSlots:
 
     def take_changes(self) -> tuple[list[int], list[SlotLoad]]:
         """Slots to clear and loads to start, in this order; handed out once."""
-        # A slot that was vacated and given away again in one step is cleared, then loaded. One
-        # that was loaded and vacated again before it was handed out was never touched.
+        # A slot that was vacated and assigned again within a step is cleared, then loaded. A load
+        # whose slot was vacated before this call never happened.
         loads = [load for load in self._loads if self._is_loading(load)]
         cleared, self._cleared, self._loads = sorted(set(self._cleared)), [], []
         return cleared, loads
@@ -271,7 +271,7 @@ class AdapterSlots:
         )
 
     def tell(self, kind: SlotEventKind, digest: str, slot: int | None) -> None:
-        """Say to the observer, if there is one, what became of an adapter."""
+        """Tell the observer, if there is one, what became of an adapter."""
         if self._observer is not None:
             self._observer.slot_changed(kind, digest, slot)
 
@@ -324,9 +324,9 @@ class AdapterSlots:
             self._forgotten.append(adapter.digest)
 
     def check_integrity(self, running: Iterable[str], wanting: Iterable[str]) -> None:
-        """Raise AssertionError unless the digests of running and of all sequences are the counts.
+        """Raise AssertionError if the counts and lists disagree with the sequences.
 
-        `running` and `wanting` name one digest for each sequence.
+        `running` and `wanting` have one digest for each sequence that runs, or that exists at all.
         """
         references, wanted = Counter(running), Counter(wanting)
         slots = [adapter.slot for adapter in self._placed.values()]

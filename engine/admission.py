@@ -1,4 +1,4 @@
-"""Who of those that wait is admitted next, and when to stop for this step."""
+"""Who of those that wait is admitted next, and when admission stops for this step."""
 
 from engine.adapter_queue import AdapterQueue
 from engine.config import SchedulerConfig
@@ -10,11 +10,11 @@ from engine.wait_causes import WaitCause
 
 
 class Admission:
-    """The admission loop's two halves: `next_queue` chooses, `admit` admits its head or stops.
+    """The two halves of the admission loop: `next_queue` chooses, `admit` admits its head or stops.
 
-    A head that lacks blocks, a seat or tokens stops admission for the step: to skip it would let
-    small requests starve large ones. A head that lacks only a slot is passed over, once it has
-    reserved one.
+    A head that lacks blocks, a seat or tokens stops admission for the step, because skipping it
+    would let small requests starve large ones. A head that lacks only a slot reserves one and is
+    passed over.
     """
 
     def __init__(self, lifecycle: Lifecycle, config: SchedulerConfig) -> None:
@@ -23,9 +23,10 @@ class Admission:
         self._max_lead = service_unit(config)
 
     def next_queue(self) -> AdapterQueue | None:
-        """The queue to be served next: one whose reserved slot is ready, else one whose head was
-        preempted for its blocks, else the argmin queue of the argmin tenant. None if nobody could
-        be served. Makes reservations on the way.
+        """The queue to be served next; None if nobody can be. Makes reservations on the way.
+
+        In this order: a queue whose reserved slot is ready, one whose head was preempted for its
+        blocks, the least served queue of the least served tenant.
         """
         waiting, gate = self._lifecycle.waiting, self._lifecycle.gate
         can_reserve = True
@@ -49,9 +50,9 @@ class Admission:
     def admit(
         self, queue: AdapterQueue, *, max_prefill_tokens: int | None = None
     ) -> Sequence | None:
-        """Admit the head of a ready queue; None, and admission has stopped, if something lacks.
+        """Admit the head of a ready queue; None if something is lacking: then admission stops.
 
-        With `max_prefill_tokens` it must not have more than these to compute.
+        With `max_prefill_tokens`, a head that has more tokens to compute counts as lacking them.
         """
         lifecycle, head = self._lifecycle, queue.head
         if lifecycle.running.num_seats + head.num_seats > self._max_num_seqs:
@@ -70,13 +71,14 @@ class Admission:
         return head
 
     def stop(self, queue: AdapterQueue | None, cause: WaitCause) -> None:
-        """Admission stops at this queue's head; it waits for `cause` from now on."""
+        """Stop admission at this queue's head, which waits for `cause` from now on."""
         self._lifecycle.waiting.stop_at(queue, cause)
 
     def _first_resuming(self) -> AdapterQueue | None:
-        """Before others, unless it is further ahead of them than running on could have brought it.
+        """The first queue whose head was preempted for its blocks, if it may go before others.
 
-        Else those who lose their blocks over and over could keep all others out.
+        It may not if it is further ahead of them than running on could have brought it: those who
+        lose their blocks again and again could keep all others out.
         """
         queue = self._lifecycle.waiting.resuming.min()
         if queue is None:

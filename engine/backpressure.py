@@ -1,8 +1,8 @@
 """How full a queue may get, and when to come back to a full one.
 
-A refused client is told the time at which its turn to ask comes: with k refusals in the last
-window, and a queue that drains at r requests a second, the k-th is sent away for k / r seconds. So
-clients that obey come back about as fast as there is room, and not all at once.
+A refused client is told when to ask again. If the queue drains at r requests a second, the k-th
+client refused in the last window is sent away for k / r seconds. So clients that obey come back
+about as fast as room appears, and not all at once.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MAX_RETRY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """A full queue, as it is told to whom it refuses."""
+    """A full queue, as a refused client is told of it."""
 
     queued: int
     drain_per_second: float
@@ -27,7 +27,10 @@ class Congestion:
 
 
 class WindowCount:
-    """Events in the last window, to within what the window before spread evenly tells; O(1)."""
+    """Approximate number of events in the last window, in O(1).
+
+    Counts the current fixed window, and of the one before it the share that the last window covers.
+    """
 
     __slots__ = ("_began", "_count", "_first", "_previous")
 
@@ -62,7 +65,7 @@ class WindowCount:
 
 
 class Pressure:
-    """What leaves a queue while it is not empty, and what is sent away from it."""
+    """How fast a queue drains while it is not empty, and how many requests it refuses."""
 
     __slots__ = ("_departures", "_known_rate", "_refusals")
 
@@ -72,7 +75,7 @@ class Pressure:
         self._known_rate = ASSUMED_RATE
 
     def begin(self, now: int) -> None:
-        """The queue was empty, and is not any more: what left it before does not count."""
+        """The queue was empty and no longer is: earlier departures do not count any more."""
         if rate := self._rate(now):
             self._known_rate = rate
         self._departures = WindowCount(now)
@@ -82,7 +85,7 @@ class Pressure:
         self._departures.note(now)
 
     def refuse(self, queued: int, limit: int, now: int) -> Congestion:
-        """A request is refused, for `queued` of at most `limit` wait."""
+        """A request is refused because `queued` wait, of at most `limit`."""
         self._refusals.note(now)
         rate = self._rate(now)
         ahead = queued - limit + self._refusals.total(now)

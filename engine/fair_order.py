@@ -28,11 +28,11 @@ class FairOrder:
 
     @property
     def num_offered(self) -> int:
-        """Tenants of whom a queue is offered."""
+        """Tenants that have a queue on offer."""
         return len(self._tenants)
 
     def push(self, queue: AdapterQueue, *, hidden: bool) -> None:
-        """Add a queue that is not empty, or note that an older sequence heads it now."""
+        """Add a queue that is not empty, or note that an older sequence now heads it."""
         tenant = queue.tenant
         if tenant not in self._queues:
             self._queues[tenant] = CounterHeap(key=_queue_key)
@@ -50,7 +50,7 @@ class FairOrder:
                 self._tenants.discard(queue.tenant)
 
     def hide(self, tenant: Tenant) -> None:
-        """Offer none of the tenant's queues from now on. O(1) however many it has."""
+        """Stop offering the tenant's queues, however many there are. O(1)."""
         self._tenants.discard(tenant)
 
     def show(self, tenant: Tenant) -> None:

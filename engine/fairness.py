@@ -25,8 +25,8 @@ C = TypeVar("C", bound=HasCounter)
 class Contenders(Generic[C]):
     """Who waits on one level, and the floor that newcomers are lifted to. Never lowers a counter.
 
-    The floor never falls. So an idle member whose counter it has reached can be forgotten without
-    loss: made anew, it would be lifted there anyway. `is_idle` says who is idle.
+    The floor never falls. So an idle member whose counter is not above it can be forgotten without
+    loss: created anew, it would be lifted to the floor anyway. `is_idle` says who is idle.
     """
 
     def __init__(self, is_idle: Callable[[C], bool]) -> None:
@@ -50,7 +50,7 @@ class Contenders(Generic[C]):
             self._waiting.push(member)
 
     def leave(self, member: C) -> None:
-        """Wait no more: all is admitted or gone, or a quota holds the member back."""
+        """Stop waiting: everything is admitted or gone, or a quota holds the member back."""
         if member in self._waiting:
             self._waiting.discard(member)
             self._last_leaver = member

@@ -25,17 +25,17 @@ class Tenant:
         """Seats its sequences take."""
         self.num_waiting = 0
         self.reserved: AdapterQueue | None = None
-        """Its queue that has reserved a slot: one at a time."""
+        """Its queue that has reserved a slot; at most one at a time."""
         self.max_slots: int | None = None
         self.num_slots = 0
-        """Adapters that its sequences run on."""
+        """Distinct adapters that its sequences run on."""
         self.is_out_of_slots = False
         """Whether it holds as many slots as it may, so that its other adapters wait."""
         self.is_hastening = False
-        """Whether one of its adapters is fetched before others: one at a time."""
+        """Whether one of its adapters is being fetched before others; at most one at a time."""
         self.hold_clock = HoldClock(now)
         self.slotless_clock = HoldClock(now)
-        """Of its queues whose adapter has no slot: held back by either quota."""
+        """For its queues whose adapter has no slot: runs while either quota holds them back."""
         self.pressure = Pressure(now)
         self.queues: dict[str | None, AdapterQueue] = {}
         self.contenders = Contenders[AdapterQueue](is_idle_queue)
@@ -59,18 +59,18 @@ class Tenant:
 
     @property
     def num_slots_counted(self) -> int:
-        """What counts for its quota of slots: those it runs on, and the one it has reserved."""
+        """Slots that count towards its quota: those it runs on, and the one it has reserved."""
         is_waiting = self.reserved is not None and not self.reserved.num_running
         return self.num_slots + is_waiting
 
     def may_use_slot(self, queue: AdapterQueue) -> bool:
-        """Whether its quota lets one of its queues, in which something waits, use a slot."""
+        """Whether its quota of slots lets the head of one of its queues run."""
         if not self.is_out_of_slots or queue.adapter is None or queue is self.reserved:
             return True
         return queue.num_running > 0 and (not queue.is_yielding or queue.head.is_resuming)
 
     def can_run(self, num_seats: int) -> bool:
-        """Whether its quota allows so many more seats. An idle tenant may always begin."""
+        """Whether its quota allows `num_seats` more. A tenant of which nothing runs may begin."""
         if self.max_concurrent is None or self.num_running == 0:
             return True
         return self.num_running + num_seats <= self.max_concurrent

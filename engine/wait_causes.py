@@ -1,15 +1,16 @@
-"""Why a request waits: cumulative seconds by cause, kept for a queue and not for a request.
+"""Why requests wait: cumulative time by cause, kept for each queue and not for each request.
 
 A queue is in exactly one state, the first that applies:
 
-- `quota`: its tenant is at its limit of sequences, or of slots and the adapter is in none of them;
+- `quota`: its tenant is at its limit of sequences, or of slots while its adapter holds none;
 - `load`: its adapter's weights are on their way to host memory or into a slot;
 - `slot`: its adapter has no slot, or its slot is being drained for another adapter;
-- `kv`, `budget`: admission stopped at its head for want of blocks, of tokens or seats;
-- `turn`: all others.
+- `kv`: admission stopped at its head for want of blocks;
+- `budget`: admission stopped at its head for want of tokens or seats;
+- `turn`: none of these; others go first.
 
 Time is settled only when a state changes, so the cost is per change and not per waiting request.
-What one request waited is the difference of two readings, and its parts sum exactly.
+What one request waited is the difference of two readings, whose parts sum exactly to the whole.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -23,7 +24,7 @@ Reading = tuple[int, ...]
 
 
 class HoldClock:
-    """A tenant's time in two parts: held back by its quota, and open. O(1) for all its queues."""
+    """How long a tenant's quota has held it back; one clock serves all its queues, so O(1)."""
 
     __slots__ = ("_held", "_since", "is_held")
 
@@ -50,7 +51,7 @@ class WaitLedger:
 
     def __init__(self, clock: HoldClock, cause: WaitCause, now: int) -> None:
         self.cause: WaitCause = cause
-        """The state beneath the hold."""
+        """What it waits for apart from the quota of its clock."""
         self._clock = clock
         self._settled = dict.fromkeys(CAUSES, 0)
         self._since = now
@@ -62,7 +63,7 @@ class WaitLedger:
         return self._clock.is_held
 
     def change(self, cause: WaitCause, now: int, clock: HoldClock | None = None) -> None:
-        """Wait for another cause from now on, held back when `clock` is (None: as before)."""
+        """Wait for another cause from now on; `clock` replaces the quota's clock if given."""
         clock = clock or self._clock
         if cause == self.cause and clock is self._clock:
             return
