@@ -4,13 +4,15 @@ The registry decides what is in use; the blob store's `hold` keeps uploads of th
 while it is asked. So this may run at any time, in any process of the host.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass
 
 from adapter_store.blobs import BlobStore
 
 IsLive = Callable[[str], Awaitable[bool]]
 """`Registry.is_live`."""
+LiveDigests = Callable[[Iterable[str]], Awaitable[Set[str]]]
+"""`Registry.live_digests`: those of the digests that a version of any tenant names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +25,31 @@ class SweepReport:
     """Half-written and damaged files."""
 
 
-async def remove_unused(blobs: BlobStore, is_live: IsLive, digests: Iterable[str]) -> list[str]:
-    """Remove those blobs that no version names, and return their digests; after a delete."""
+async def remove_unused(
+    blobs: BlobStore, live_digests: LiveDigests, digests: Iterable[str]
+) -> list[str]:
+    """Remove those blobs that no version names, and return their digests."""
     removed: list[str] = []
     for digest in digests:
         async with blobs.hold(digest):
-            if not await is_live(digest):
+            if not await live_digests([digest]):  # each is asked for under its own lock
                 await blobs.delete(digest)
                 removed.append(digest)
     return removed
 
 
 async def sweep(
-    blobs: BlobStore, is_live: IsLive, *, older_than_seconds: float, dry_run: bool = False
+    blobs: BlobStore, live_digests: LiveDigests, *, older_than_seconds: float, dry_run: bool = False
 ) -> SweepReport:
     """Remove what uploads and deletes that were cut short left behind.
 
     Younger files are left alone: an upload may be at work on them.
     """
-    orphans = [
-        digest for digest in await blobs.list(older_than_seconds) if not await is_live(digest)
-    ]
+    stored = await blobs.list(older_than_seconds)
+    live = await live_digests(stored)
+    orphans = [digest for digest in stored if digest not in live]
     if not dry_run:
-        orphans = await remove_unused(blobs, is_live, orphans)
+        orphans = await remove_unused(blobs, live_digests, orphans)
     leftovers = await blobs.clear_leftovers(older_than_seconds, dry_run=dry_run)
     return SweepReport(tuple(orphans), leftovers)
 
@@ -57,6 +61,7 @@ async def find_missing(
 
     Whether the files are good only a load tells, which hashes them.
     """
-    live = await digests_in_use()  # first: files are put before their row is written
+    in_use = await digests_in_use()  # first: files are put before their row is written
     stored = set(await blobs.list())
-    return [digest for digest in live if digest not in stored and await is_live(digest)]
+    # Asked once more: a version may have been deleted meanwhile.
+    return [digest for digest in in_use if digest not in stored and await is_live(digest)]

@@ -19,7 +19,8 @@ FIRST_SECONDS = 60.0
 EVERY_SECONDS = 3600.0
 NOTES_SECONDS = 60.0
 MIN_AGE_SECONDS = 3600.0
-"""An upload that takes longer between its files and its row holds their lock all the while."""
+"""Younger blobs are left alone: their upload may be about to register them. One that takes longer
+is safe too, for it holds their lock."""
 
 
 @asynccontextmanager
@@ -75,10 +76,12 @@ async def sweep_orphans(
 
     It is another registry then, or a new one: what the blobs are for would be lost for good.
     """
-    found = await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds, dry_run=True)
+    found = await sweep(
+        blobs, registry.live_digests, older_than_seconds=min_age_seconds, dry_run=True
+    )
     if found.orphans and len(found.orphans) == len(await blobs.list()):
         _log.warning("blobs_of_another_registry", blobs=len(found.orphans))
         return None
     if dry_run:
         return found
-    return await sweep(blobs, registry.is_live, older_than_seconds=min_age_seconds)
+    return await sweep(blobs, registry.live_digests, older_than_seconds=min_age_seconds)

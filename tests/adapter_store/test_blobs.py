@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -265,16 +266,16 @@ async def test_a_sweep_removes_what_no_version_names(tmp_path: Path):
     (tmp_path / "blobs" / "tmp" / ".placing-x").mkdir()
     (tmp_path / "blobs" / "tmp" / ".placing-x" / "half").write_bytes(b"a crash left this")
 
-    async def is_live(digest: str) -> bool:
-        return digest == live
+    async def live_digests(digests: Iterable[str]) -> set[str]:
+        return {live}.intersection(digests)
 
-    dry = await sweep(store, is_live, older_than_seconds=0, dry_run=True)
+    dry = await sweep(store, live_digests, older_than_seconds=0, dry_run=True)
     assert (dry.orphans, dry.leftovers) == ((orphan,), 1)
     assert len(await store.list()) == 2
-    assert await sweep(store, is_live, older_than_seconds=0) == dry
+    assert await sweep(store, live_digests, older_than_seconds=0) == dry
     assert await store.list() == [live]
     assert list((tmp_path / "blobs" / "tmp").iterdir()) == []
-    again = await sweep(store, is_live, older_than_seconds=0)
+    again = await sweep(store, live_digests, older_than_seconds=0)
     assert (again.orphans, again.leftovers) == ((), 0)
 
 
@@ -290,10 +291,10 @@ async def test_a_sweep_leaves_what_is_young_and_what_was_put_again(tmp_path: Pat
         age(stored(tmp_path / "blobs", digest), 7200)
     await store.put(renewed, CONFIG, adapter_files(tmp_path, 2)[1])
 
-    async def is_live(_digest: str) -> bool:
-        return False
+    async def live_digests(_: Iterable[str]) -> set[str]:
+        return set()
 
-    report = await sweep(store, is_live, older_than_seconds=3600)
+    report = await sweep(store, live_digests, older_than_seconds=3600)
     assert report.orphans == (old,)
     assert await store.list() == sorted([young, renewed])
 
@@ -305,17 +306,17 @@ async def test_an_upload_that_comes_between_keeps_its_blob(tmp_path: Path):
     await store.put(digest, CONFIG, weights)
     live: set[str] = set()
 
-    async def is_live(digest: str) -> bool:
-        return digest in live
+    async def live_digests(digests: Iterable[str]) -> set[str]:
+        return live.intersection(digests)
 
     async with store.hold(digest):  # the upload of another tenant
-        deletion = asyncio.create_task(remove_unused(store, is_live, [digest]))
+        deletion = asyncio.create_task(remove_unused(store, live_digests, [digest]))
         await store.put(digest, CONFIG, weights)
         live.add(digest)  # its commit
     assert await deletion == []
     assert await store.list() == [digest]
     live.clear()
-    assert await remove_unused(store, is_live, [digest]) == [digest]
+    assert await remove_unused(store, live_digests, [digest]) == [digest]
     assert await store.list() == []
 
 
@@ -345,10 +346,10 @@ async def test_a_put_that_was_cut_short_is_found_by_the_sweeper_only(tmp_path: P
     assert await store.list() == []
     assert len(list((root / "tmp").iterdir())) == 1
 
-    async def is_live(_digest: str) -> bool:
-        return False
+    async def live_digests(_: Iterable[str]) -> set[str]:
+        return set()
 
-    report = await sweep(store, is_live, older_than_seconds=0)
+    report = await sweep(store, live_digests, older_than_seconds=0)
     assert (report.orphans, report.leftovers) == ((), 1)
     assert list((root / "tmp").iterdir()) == []
     await store.put(digest, CONFIG, weights)

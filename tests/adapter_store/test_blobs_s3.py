@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,8 @@ def key(digest: str, name: str) -> str:
     return f"adapters/{digest[:2]}/{digest}/{name}"
 
 
-async def no_version(_digest: str) -> bool:
-    return False
+async def no_version(_: Iterable[str]) -> set[str]:
+    return set()
 
 
 async def test_what_was_put_is_fetched(
@@ -152,15 +153,15 @@ async def test_a_sweep_removes_what_no_version_names_and_what_is_half_done(
     s3_server.put(bucket, "adapters/README.txt", b"not ours")
     s3_server.put(bucket, f"elsewhere/{half[:2]}/{half}/adapter_config.json", b"not ours")
 
-    async def is_live(digest: str) -> bool:
-        return digest == live
+    async def live_digests(digests: Iterable[str]) -> set[str]:
+        return {live}.intersection(digests)
 
-    young = await sweep(store, is_live, older_than_seconds=3600)
+    young = await sweep(store, live_digests, older_than_seconds=3600)
     assert (young.orphans, young.leftovers) == ((), 0)
-    dry = await sweep(store, is_live, older_than_seconds=0, dry_run=True)
+    dry = await sweep(store, live_digests, older_than_seconds=0, dry_run=True)
     assert (dry.orphans, dry.leftovers) == ((orphan,), 2)
     assert len(await store.list()) == 2
-    assert await sweep(store, is_live, older_than_seconds=0) == dry
+    assert await sweep(store, live_digests, older_than_seconds=0) == dry
     assert sorted(s3_server.keys(bucket)) == sorted(
         [
             key(live, "adapter_config.json"),

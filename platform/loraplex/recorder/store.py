@@ -1,8 +1,7 @@
 """Writes what was read from the engine: one transaction a time, with how far was read.
 
-What is written is added to what is there, so that whoever writes need not know it: a recorder that
-was killed goes on from the cursor in the same transaction, and counts nothing twice and nothing not
-at all.
+What is written is added to what is there, in the same transaction as the cursor that says how far
+was read. So the recorder that follows a killed one counts nothing twice, and leaves nothing out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import delete, insert, select, tuple_, update
+from sqlalchemy import delete, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.registry.models import Tenant
@@ -269,28 +268,28 @@ async def _write_slow(
             for (tenant, adapter, hour), seconds, record in slow
         ],
     )  # fmt: skip
-    for tenant, adapter, hour in {key for key, _, _ in slow}:
-        of_key = (
-            SlowRequest.tenant == tenant, SlowRequest.adapter == adapter, SlowRequest.hour == hour,
-        )  # fmt: skip
-        kept = (
-            select(SlowRequest.id)
-            .where(*of_key)
-            .order_by(SlowRequest.seconds.desc(), SlowRequest.id)
-            .limit(SLOW_PER_HOUR)
+    of_adapter = (SlowRequest.tenant, SlowRequest.adapter, SlowRequest.hour)
+    place = func.row_number().over(
+        partition_by=of_adapter, order_by=(SlowRequest.seconds.desc(), SlowRequest.id)
+    )
+    for keys in _chunks(sorted({key for key, _, _ in slow})):
+        ranked = (
+            select(SlowRequest.id, place.label("place"))
+            .where(tuple_(*of_adapter).in_(keys))
+            .subquery()
         )
-        await session.execute(delete(SlowRequest).where(*of_key, SlowRequest.id.not_in(kept)))
+        faster = select(ranked.c.id).where(ranked.c.place > SLOW_PER_HOUR)
+        await session.execute(delete(SlowRequest).where(SlowRequest.id.in_(faster)))
 
 
 async def _write_stays(session: AsyncSession, stays: Sequence[Stay]) -> None:
-    for stay in stays:
-        await session.execute(
-            delete(SlotSpan).where(
-                SlotSpan.began == stay.began,
-                SlotSpan.digest == stay.digest,
-                SlotSpan.kind == stay.kind,
-            )
+    key = tuple_(SlotSpan.began, SlotSpan.digest, SlotSpan.kind)
+    for chunk in _chunks(stays):
+        these = (
+            SlotSpan.began.in_([stay.began for stay in chunk]),  # what the index is for
+            key.in_([(stay.began, stay.digest, stay.kind) for stay in chunk]),
         )
+        await session.execute(delete(SlotSpan).where(*these))
     if stays:
         await session.execute(insert(SlotSpan), [stay_values(stay) for stay in stays])
 
