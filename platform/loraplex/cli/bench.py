@@ -1,15 +1,13 @@
 """`loraplex bench`: load on any OpenAI-compatible endpoint, and what its clients saw."""
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar, get_args
 
 import click
-import msgspec
 
 from engine.simulation.arrivals import bursty, gamma
 from engine.simulation.figures import Slo
@@ -17,8 +15,8 @@ from engine.simulation.lengths import Lengths
 from engine.simulation.popularity import Popularity
 from engine.simulation.workload import Arrival, TraceError, Traffic, replay
 from loraplex.cli.api_client import KEY_SOURCES, START_ONE
+from loraplex.cli.bench_output import counted_requests, print_runs, write_runs
 from loraplex.cli.counted_work import CountedWork
-from loraplex.cli.options import print_table, print_wide_table
 from loraplex.cli.traffic_options import (
     Spec,
     file_options,
@@ -28,7 +26,6 @@ from loraplex.cli.traffic_options import (
     traffic_settings,
 )
 from loraplex.load.calls import Api, CallFormat
-from loraplex.load.figures import after_warm_up, by_model
 from loraplex.load.models import EndpointError, KeyRefused, NoAnswer, check_models, first_model
 from loraplex.load.run import LoadRun, Loop, run_load
 from loraplex.reports.html import render
@@ -38,24 +35,31 @@ T = TypeVar("T")
 
 _INTERRUPTED = 130
 """The exit status, as of whatever Ctrl-C ends."""
-_SHOWN_QUEUE_MS = 0.05
-"""What is not shown as 0.0."""
-COLUMNS = (
-    ("requests", "num_requests", 0), ("failed", "num_failed", 0),
-    ("tokens/s", "output_tokens_per_second", 1), ("TTFT p50, ms", "ttft_p50_ms", 1),
-    ("TTFT p99, ms", "ttft_p99_ms", 1), ("TPOT p50, ms", "tpot_p50_ms", 2),
-    ("gap p99, ms", "gap_p99_ms", 1), ("queue p99, ms", "queue_p99_ms", 1),
-    ("goodput", "goodput", 3), ("late p99, ms", "late_p99_ms", 1),
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Endpoint:
+    """Where calls go, and with which keys."""
+
+    base_url: str
+    """Ends with `/v1/`."""
+    key: str | None
+    tenant_keys: Mapping[str, str]
+    silence: float
+    """Seconds of it after which a call has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What to send, of all loops."""
+    """What to send in each loop, and how it is judged."""
 
     format: CallFormat
     arrivals: Callable[[float], Sequence[Arrival]]
     """At so many requests a second; of a closed loop the times do not count."""
+    seed: int
+    warm_up: float
+    """The share of a run's calls that is not counted."""
+    slo: Slo
 
 
 @click.command()
@@ -129,7 +133,6 @@ def bench(
     loops = [*(Loop("open", rate) for rate in rates), *(Loop("closed", c) for c in concurrencies)]
     if not loops:
         loops = [Loop("open", 0.0)] if trace else [Loop("closed", 8)]
-    keys = _tenant_keys(tenant_keys)
     replayed = None if trace is None else _replayed(trace)
 
     def arrivals(rate: float) -> list[Arrival]:
@@ -145,42 +148,23 @@ def bench(
         )  # fmt: skip
         return list(traffic.requests(seed))
 
-    base_url = url.rstrip("/").removesuffix("/v1") + "/v1/"
-    model = model or _asked(first_model(base_url, api_key, silence))
+    endpoint = _Endpoint(
+        base_url=url.rstrip("/").removesuffix("/v1") + "/v1/", key=api_key,
+        tenant_keys=_tenant_keys(tenant_keys), silence=silence,
+    )  # fmt: skip
+    model = model or _asked(first_model(endpoint.base_url, api_key, silence))
     plan = _Plan(
         format=CallFormat(api=api, model=model, adapters=adapters, is_exact=not any_length),
-        arrivals=arrivals,
-    )
-    runs: list[LoadRun] = []
-    is_interrupted = False
-    checked: set[tuple[str | None, str]] = set()
-    for loop in loops:
-        workload = plan.arrivals(loop.amount or 1.0)
-        calls = list(plan.format.calls(workload, seed))
-        asked = {(keys.get(call.tenant, api_key), call.model) for call in calls}
-        _asked(check_models(base_url, sorted(asked - checked, key=str), silence))
-        checked |= asked
-        what = f"{loop.label}: sending {_requests(len(calls))} to {base_url}: {_size(workload)} ..."
-        work = CountedWork(what, len(calls))
-        try:
-            with work:
-                run = asyncio.run(
-                    run_load(
-                        base_url, loop, calls, key=api_key, tenant_keys=keys, silence=silence,
-                        warm_up=warm_up, slo=slo, on_progress=work.update,
-                    )
-                )  # fmt: skip
-        except KeyboardInterrupt:
-            _tell_interrupted(work.done, len(calls), runs)
-            is_interrupted = True
-            break
-        runs.append(run)
+        arrivals=arrivals, seed=seed, warm_up=warm_up, slo=slo,
+    )  # fmt: skip
+    runs, is_interrupted = _run_loops(endpoint, plan, loops)
     if not runs:
         raise click.exceptions.Exit(_INTERRUPTED)
-    _write(runs, warm_up, jsonl_file, json_file)
+    write_runs(runs, warm_up, jsonl_file, json_file)
     if html_file is not None:
         settings = [
-            ("endpoint", base_url), ("model", model), ("adapters", ", ".join(adapters) or "none"),
+            ("endpoint", endpoint.base_url), ("model", model),
+            ("adapters", ", ".join(adapters) or "none"),
             *(
                 traffic_settings(variation, prompts, outputs) if replayed is None
                 else [("trace", f"{len(replayed):,} requests")]
@@ -188,11 +172,47 @@ def bench(
             ("SLO", f"TTFT {1e3 * slo.first_token:g} ms, TPOT {1e3 * slo.per_output_token:g} ms"),
         ]  # fmt: skip
         html_file.write_text(render(load_report(runs, warm_up, settings)))
-    _print(runs, warm_up, slo)
+    print_runs(runs, warm_up, slo)
     if is_interrupted:
         raise click.exceptions.Exit(_INTERRUPTED)
     if all(run.figures.num_failed == run.figures.num_requests for run in runs):
         raise click.exceptions.Exit(1)
+
+
+def _run_loops(
+    endpoint: _Endpoint, plan: _Plan, loops: Sequence[Loop]
+) -> tuple[list[LoadRun], bool]:
+    """One loop after the other; the runs that came to their end, and whether Ctrl-C cut one short.
+
+    Before each it is asked whether its models are served, with the keys that they are asked with.
+    """
+    runs: list[LoadRun] = []
+    checked: set[tuple[str | None, str]] = set()
+    for loop in loops:
+        workload = plan.arrivals(loop.amount or 1.0)
+        calls = list(plan.format.calls(workload, plan.seed))
+        asked = {
+            (endpoint.tenant_keys.get(call.tenant, endpoint.key), call.model) for call in calls
+        }
+        new = sorted(asked - checked, key=str)
+        _asked(check_models(endpoint.base_url, new, endpoint.silence))
+        checked |= asked
+        where = f"{counted_requests(len(calls))} to {endpoint.base_url}"
+        work = CountedWork(f"{loop.label}: sending {where}: {_size(workload)} ...", len(calls))
+        try:
+            with work:
+                run = asyncio.run(
+                    run_load(
+                        endpoint.base_url, loop, calls, key=endpoint.key,
+                        tenant_keys=endpoint.tenant_keys, silence=endpoint.silence,
+                        warm_up=plan.warm_up, slo=plan.slo, on_progress=work.update,
+                    )
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            _tell_interrupted(work.done, len(calls), runs)
+            return runs, True
+        runs.append(run)
+    return runs, False
 
 
 def _tenant_keys(pairs: Sequence[str]) -> dict[str, str]:
@@ -236,31 +256,6 @@ def _asked(answer: Coroutine[Any, Any, T]) -> T:
         raise click.ClickException(str(error)) from error
 
 
-def _write(
-    runs: Sequence[LoadRun], warm_up: float, jsonl_file: Path | None, json_file: Path | None
-) -> None:
-    if jsonl_file is not None:
-        with jsonl_file.open("wb") as file:
-            for run in runs:
-                for outcome in run.outcomes:
-                    line = {"loop": run.loop.kind, "amount": run.loop.amount}
-                    file.write(msgspec.json.encode(line | msgspec.structs.asdict(outcome)) + b"\n")
-    if json_file is not None:
-        rows: list[dict[str, Any]] = [
-            {"loop": run.loop.kind, "rate": run.rate, "concurrency": run.concurrency}
-            | asdict(run.figures)
-            | {"models": [asdict(m) for m in by_model(after_warm_up(run.outcomes, warm_up))]}
-            for run in runs
-        ]
-        saturation = max(run.figures.output_tokens_per_second for run in runs)
-        document = {"rows": rows, "saturation": saturation}
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number:,} requests"
-
-
 def _size(workload: Sequence[Arrival]) -> str:
     prompts = [len(request.prompt_token_ids) for _, request in workload]
     replies = [request.sampling.max_tokens for _, request in workload]
@@ -273,50 +268,7 @@ def _size(workload: Sequence[Arrival]) -> str:
 def _tell_interrupted(num_done: int, num_calls: int, finished: Sequence[LoadRun]) -> None:
     before = f"; before it: {', '.join(run.loop.label for run in finished)}" if finished else ""
     click.echo(
-        f"Interrupted: {num_done:,} of {_requests(num_calls)} had ended. Nothing is reported of "
-        f"this run{before}.",
+        f"Interrupted: {num_done:,} of {counted_requests(num_calls)} had ended. Nothing is "
+        f"reported of this run{before}.",
         err=True,
     )
-
-
-def _print(runs: Sequence[LoadRun], warm_up: float, slo: Slo) -> None:
-    headings = ["load", *(heading for heading, _, _ in COLUMNS)]
-    rows = [
-        [run.loop.label, *(f"{getattr(run.figures, f):,.{d}f}" for _, f, d in COLUMNS)]
-        for run in runs
-    ]
-    print_wide_table(headings, rows)
-    num_sent = len(runs[-1].outcomes)
-    counted = after_warm_up(runs[-1].outcomes, warm_up)
-    click.echo()
-    if num_first := num_sent - len(counted):
-        click.echo(
-            f"Sent in a run: {_requests(num_sent)}; the first {num_first:,} are its warm-up and "
-            f"not counted (--warm-up {warm_up:g})."
-        )
-    click.echo(
-        f"Goodput: the share with TTFT of {1e3 * slo.first_token:g} ms and TPOT of "
-        f"{1e3 * slo.per_output_token:g} ms at most."
-    )
-    errors = sorted({outcome.error for outcome in counted if outcome.error is not None})
-    if errors:
-        click.echo(f"Failed with: {', '.join(errors[:8])}")
-    models = by_model(counted)
-    has_waited = any(ms >= _SHOWN_QUEUE_MS for m in models for ms in m.queue_ms.values())
-    if len(models) > 1 or has_waited:
-        click.echo(f"\nBy model, at {runs[-1].loop.label}")
-        print_table(
-            [
-                "model", "requests", "failed", "TTFT p50, ms", "TTFT p99, ms", "queue p99, ms",
-                "mean queue, ms",
-            ],
-            (
-                [
-                    m.model, m.num_requests, m.num_failed, f"{m.ttft_p50_ms:,.1f}",
-                    f"{m.ttft_p99_ms:,.1f}", f"{m.queue_p99_ms:,.1f}",
-                    ", ".join(f"{cause} {ms:,.1f}" for cause, ms in m.queue_ms.items()
-                              if ms >= _SHOWN_QUEUE_MS),
-                ]
-                for m in models
-            ),
-        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,72 +102,78 @@ def simulate(
     ±; times in milliseconds. Below: what the alerts of the service would say.
     """
     from engine.errors import ConfigError
-    from engine.simulation import failure_modes, published
     from engine.simulation.workload import TraceError
 
-    num_seeds = num_seeds or (ENOUGH_SEEDS if preset == "seeds" else NUM_SEEDS)
-    comparisons: list[Comparison] = []
-    recognised: list[Recognised] = []
     try:
-        if preset == "failures":
-            study = failure_modes.STUDY
-            jobs = failure_modes.jobs()
-            what = "each failure mode, then its cure"
-            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
-            recognised = failure_modes.recognise(rows)
-        elif preset:
-            study = published.STUDY
-            jobs = published.jobs(num_seeds, with_curves=html_file is not None)
-            what = (
-                f"{len(jobs) // num_seeds} pairs of policy and rate of the published study; "
-                f"{_size(study.num_requests, num_seeds)}"
-            )
-            rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
-            comparisons = published.compare(rows)
-        else:
-            study = replace(make_study(**options), max_tokens=max_tokens)
-            chosen = _policies(study, policies)
-            if num_replicas == 1:
-                rows = _run(study, chosen, rates, num_seeds, num_processes)
-            else:
-                fleets = [
-                    Fleet(
-                        study=study, policy=policy, rate=rate, num_replicas=num_replicas,
-                        routing=routing, seed=seed,
-                    )
-                    for seed, policy, rate in product(range(num_seeds), chosen, rates)
-                ]  # fmt: skip
-                rows = _run_fleets(fleets, num_processes)
+        match preset:
+            case "failures":
+                found = _failures(num_processes)
+            case "seeds":
+                has_curves = html_file is not None
+                found = _published(num_seeds or ENOUGH_SEEDS, num_processes, has_curves=has_curves)
+            case _:
+                study = replace(make_study(**options), max_tokens=max_tokens)
+                chosen, num_seeds = _policies(study, policies), num_seeds or NUM_SEEDS
+                if num_replicas == 1:
+                    rows = _run(study, chosen, rates, num_seeds, num_processes)
+                else:
+                    fleets = [
+                        Fleet(
+                            study=study, policy=policy, rate=rate, num_replicas=num_replicas,
+                            routing=routing, seed=seed,
+                        )
+                        for seed, policy, rate in product(range(num_seeds), chosen, rates)
+                    ]  # fmt: skip
+                    rows = _run_fleets(fleets, num_processes)
+                found = _Found(study, rows)
     except (ConfigError, TraceError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if json_file is not None:
-        json_file.write_text(json.dumps(_document(rows, comparisons, recognised), indent=1) + "\n")
+        json_file.write_text(json.dumps(_document(found), indent=1) + "\n")
     if html_file is not None:
-        from loraplex.reports.html import render
-        from loraplex.reports.of_simulation import failure_report, simulation_report
+        html_file.write_text(_report(found))
+    _print(found)
+    if not found.holds:
+        raise click.exceptions.Exit(1)
 
-        report = (
-            failure_report(rows, recognised)
-            if recognised
-            else simulation_report(rows, comparisons, settings_of(study))
-        )
-        html_file.write_text(render(report))
-    _print_rows(rows)
-    if not recognised:
-        _print_waits(rows)
-    click.echo("\nAlerts")
-    click.echo("\n".join(alert_lines(alerts(rows))))
-    if recognised:
-        click.echo()
-        table = recognised_table(recognised)
-        print_table(table.columns, table.rows)
-        if not all(one.holds for one in recognised):
-            raise click.exceptions.Exit(1)
-    if comparisons:
-        click.echo()
-        _print_comparisons(comparisons, num_seeds)
-        if not all(comparison.holds for comparison in comparisons):
-            raise click.exceptions.Exit(1)
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was simulated, and with a preset what it was compared with."""
+
+    study: Study
+    rows: Sequence[Row]
+    comparisons: Sequence["Comparison"] = ()
+    recognised: Sequence["Recognised"] = ()
+    num_seeds: int = 1
+    """Behind each comparison."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether a preset's comparison came out as it should."""
+        return all(one.holds for one in (*self.comparisons, *self.recognised))
+
+
+def _failures(num_processes: int) -> _Found:
+    from engine.simulation import failure_modes
+
+    jobs = failure_modes.jobs()
+    what = "each failure mode, then its cure"
+    rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
+    return _Found(failure_modes.STUDY, rows, recognised=failure_modes.recognise(rows))
+
+
+def _published(num_seeds: int, num_processes: int, *, has_curves: bool) -> _Found:
+    from engine.simulation import published
+
+    jobs = published.jobs(num_seeds, with_curves=has_curves)
+    what = (
+        f"{len(jobs) // num_seeds} pairs of policy and rate of the published study; "
+        f"{_size(published.STUDY.num_requests, num_seeds)}"
+    )
+    rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
+    comparisons = published.compare(rows)
+    return _Found(published.STUDY, rows, comparisons=comparisons, num_seeds=num_seeds)
 
 
 def _policies(study: Study, names: Sequence[str]) -> list[NamedPolicy]:
@@ -236,25 +242,50 @@ def _collect(rows: Iterator[Row], number: int, what: str) -> list[Row]:
     return collected
 
 
-def _document(
-    rows: Sequence[Row], comparisons: Sequence["Comparison"], recognised: Sequence["Recognised"]
-) -> dict[str, Any]:
+def _document(found: _Found) -> dict[str, Any]:
     saturation: dict[str, float] = {}
-    for (policy, _), group in grouped(rows).items():
+    for (policy, _), group in grouped(found.rows).items():
         mean = spread(group, lambda row: row.figures.output_tokens_per_second).mean
         saturation[policy] = max(mean, saturation.get(policy, 0.0))
-    document: dict[str, Any] = {"rows": [row.as_dict() for row in rows], "saturation": saturation}
-    if comparisons:
-        document["published"] = [asdict(c) | {"holds": c.holds} for c in comparisons]
-    if recognised:
+    document: dict[str, Any] = {
+        "rows": [row.as_dict() for row in found.rows], "saturation": saturation,
+    }  # fmt: skip
+    if found.comparisons:
+        document["published"] = [asdict(c) | {"holds": c.holds} for c in found.comparisons]
+    if found.recognised:
         document["failures"] = [
             {
                 "kind": one.mode.kind, "made_by": one.mode.made_by, "is_named": one.is_named,
                 "cured_by": one.mode.cured_by, "is_silent_when_cured": one.is_silent,
             }
-            for one in recognised
+            for one in found.recognised
         ]  # fmt: skip
     return document
+
+
+def _report(found: _Found) -> str:
+    from loraplex.reports.html import render
+    from loraplex.reports.of_simulation import failure_report, simulation_report
+
+    if found.recognised:
+        return render(failure_report(found.rows, found.recognised))
+    settings = settings_of(found.study)
+    return render(simulation_report(found.rows, found.comparisons, settings))
+
+
+def _print(found: _Found) -> None:
+    _print_rows(found.rows)
+    if not found.recognised:
+        _print_waits(found.rows)
+    click.echo("\nAlerts")
+    click.echo("\n".join(alert_lines(alerts(found.rows))))
+    if found.recognised:
+        click.echo()
+        table = recognised_table(found.recognised)
+        print_table(table.columns, table.rows)
+    if found.comparisons:
+        click.echo()
+        _print_comparisons(found.comparisons, found.num_seeds)
 
 
 def _print_rows(rows: Sequence[Row]) -> None:

@@ -51,6 +51,17 @@ def verify(
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (adapter / name).is_file():
             raise click.ClickException(f"{adapter} is no PEFT adapter: it has no {name}")
+    found = _verified(adapter, base, max_tokens, cpu_kernels)
+    _print(found, show_all=show_all)
+    if found.holds:
+        click.echo(f"{adapter} is served exactly.")
+    else:
+        click.echo(f"{adapter} is NOT served exactly.", err=True)
+        ctx.exit(1)
+
+
+def _verified(adapter: Path, base: str | None, max_tokens: int, cpu_kernels: str) -> "Verification":
+    """Compare, and say what cannot be compared in the words of the command line."""
     import transformers
 
     from adapter_store.errors import AdapterStoreError
@@ -69,7 +80,7 @@ def verify(
         compared = count(1)
         work = CountedWork(f"Comparing {adapter} with PEFT, module by module ...")
         with _only_warnings(), work:
-            found = verify_adapter(
+            return verify_adapter(
                 adapter, model_dir, prompts, max_tokens=max_tokens, cpu_kernels=cpu_kernels,
                 on_compared=lambda part: work.update(next(compared), part),
             )  # fmt: skip
@@ -89,6 +100,9 @@ def verify(
     except OSError as error:
         where = error.filename or adapter
         raise click.ClickException(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def _print(found: "Verification", *, show_all: bool) -> None:
     click.echo(f"adapter {found.digest[:12]}, kernels {found.kernels}, float32")
     parts = [*found.modules, *found.replies]
     shown = parts if show_all else _worst(found)
@@ -112,11 +126,6 @@ def verify(
             f"The worst of {len(found.modules)} modules and {len(found.replies)} replies"
             f"{f', of which {num_wrong} are wrong' if num_wrong else ''}; --all shows every one."
         )
-    if found.holds:
-        click.echo(f"{adapter} is served exactly.")
-    else:
-        click.echo(f"{adapter} is NOT served exactly.", err=True)
-        ctx.exit(1)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The demo from beginning to end: weights, service, tenants, uploads, questions, verdict."""
 
 import asyncio
+import contextlib
 import json
 import shlex
 import sys
@@ -32,12 +33,11 @@ def run_demo(
     """
     folder = find_examples(examples)
     adapters, questions = load_adapters(folder), load_questions(folder).demo
-    with RichProgress(console) as progress:
-        model = ensure_weights(weights, default_cache_dir(), progress)
-        progress.start("Starting the service")
-        service_context = demo_service(model, BASE, [])
-        service = service_context.__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        with RichProgress(console) as progress:
+            model = ensure_weights(weights, default_cache_dir(), progress)
+            progress.start("Starting the service")
+            service = stack.enter_context(demo_service(model, BASE, []))
         columns = _set_up(console, service, adapters)
         answers = [[Answer(c.asker.model, question) for c in columns] for question in questions]
         max_tokens = max(adapter.max_tokens for adapter in adapters)
@@ -48,8 +48,6 @@ def run_demo(
             _serve_until_interrupted(console, service)
         elif passed:
             _print_next_steps(console, model, adapters[0])
-    finally:
-        service_context.__exit__(None, None, None)
     return passed
 
 
@@ -121,6 +119,7 @@ def _print_what_to_try(
 ) -> None:
     console.print("\n[bold]The service keeps running. Try it:[/bold]\n")
     lines = [
+        f"Dashboard     {service.url}/dashboard   (log in with the admin's key, below)",
         f"API page      {service.url}/docs",
         f"Health        {service.url}/health/ready",
         f"OpenAI API    {service.url}/v1   (a tenant's key says whose adapters)",

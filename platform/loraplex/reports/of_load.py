@@ -136,7 +136,7 @@ def _model_table(models: Sequence[ModelFigures], causes: Sequence[str]) -> TextT
         [
             [
                 model.model, f"{model.num_requests:,}", f"{model.ttft_p50_ms:,.1f}",
-                f"{model.ttft_p99_ms:,.1f}", 
+                f"{model.ttft_p99_ms:,.1f}",
                 *(f"{model.queue_ms.get(c, 0.0):,.1f}" for c in causes),
             ]
             for model in models
