@@ -42,7 +42,7 @@ class BlockManager:
 
     @property
     def num_published(self) -> int:
-        """Blocks that a prefix may be found in."""
+        """Blocks that the prefix cache can find."""
         return len(self._published)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -60,7 +60,7 @@ class BlockManager:
         return blocks
 
     def can_allocate(self, num_blocks: int, cached: SequenceOf[int] = ()) -> bool:
-        """Whether a table of `num_blocks` can be had that starts with the `cached` blocks."""
+        """Whether there are blocks for a table of `num_blocks` that starts with `cached`."""
         revived = sum(1 for block in cached if not self._references[block])
         return num_blocks - len(cached) + revived <= len(self._free)
 
@@ -71,7 +71,7 @@ class BlockManager:
         return [*cached, *(self._take_free() for _ in range(num_blocks - len(cached)))]
 
     def grow(self, table: list[int], num_tokens: int) -> bool:
-        """Make room for `num_tokens` in a table; False, and no change, if blocks are lacking."""
+        """Extend a table to hold `num_tokens`; False, and no change, if blocks are lacking."""
         missing = self.blocks_for(num_tokens) - len(table)
         if missing > len(self._free):
             return False
@@ -81,7 +81,7 @@ class BlockManager:
     def fork(self, table: SequenceOf[int], num_tokens: int) -> list[int] | None:
         """A second table over the same `num_tokens`: full blocks shared, the partial one copied.
 
-        The copy is to be made before the next forward pass (see `take_copies`). None, and no
+        The caller makes the copy before the next forward pass (see `take_copies`). None, and no
         change, if there is no block to copy into.
         """
         num_full, num_partial_tokens = divmod(num_tokens, self.block_size)
@@ -107,7 +107,10 @@ class BlockManager:
         return copies
 
     def free(self, table: list[int]) -> None:
-        """Give up a table and empty it. Its last blocks are reused first: prefixes live longer."""
+        """Give up a table and empty it.
+
+        Its last blocks are reused first, so that prefixes stay findable longer.
+        """
         while table:
             self._dereference(table.pop())
 
@@ -150,7 +153,7 @@ class BlockManager:
             del self._block_by_hash[entry.hash]
 
     def check_integrity(self, tables: Iterable[SequenceOf[int]]) -> None:
-        """Raise AssertionError unless `tables` are all that holds blocks, and hashes agree."""
+        """Raise AssertionError unless exactly `tables` hold blocks, and the hashes agree."""
         expected: Counter[int] = Counter(self._pending_copies.values())
         for table in tables:
             assert len(set(table)) == len(table), f"a block twice in {table}"

@@ -14,9 +14,9 @@ class SchedulerConfig:
 
     num_kv_blocks: int
     block_size: int = 16
-    """Tokens; it divides 64, and a service's is 16. Compiled attention takes 16 only, and sums in
-    another order than PyTorch's, which takes all: answers of 16 may differ from those of 8.
-    """
+    """Tokens of a block; must divide 64. A service uses 16, the only size that the compiled
+    attention takes. It sums in another order than PyTorch's attention, which takes all sizes, so
+    answers may differ between 16 and other sizes."""
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     max_model_len: int = 2048
@@ -24,17 +24,17 @@ class SchedulerConfig:
     max_queue_len: int = 4096
     """Waiting requests over all tenants; more are refused with `queue_full`."""
     max_queued_per_tenant: int | None = None
-    """Of one tenant (`tenant_queue_full`); None: as many as there may be of all."""
+    """Waiting requests of one tenant (`tenant_queue_full`); None: no limit besides the first."""
     max_queued_per_adapter: int | None = None
-    """Of one tenant for one adapter, or for the base (`adapter_queue_full`); None: likewise."""
+    """Those of one tenant for one adapter, or the base (`adapter_queue_full`); None: likewise."""
     policy: Policy = "chunked"
     """A service's is `chunked`; the others are what benchmarks and simulations compare it with."""
     enable_prefix_cache: bool = True
     slot_debt_tokens: int | None = None
-    """Lending past a reservation before its victim is preempted; None: 16 x the token budget, as
-    in a service."""
+    """Tokens that may be lent past a reservation before its victim is preempted; None: 16 x
+    `max_num_batched_tokens`, as in a service."""
     output_weight: float = 2.0
-    """An output token's charge, in prompt tokens."""
+    """What an output token is charged, in prompt tokens."""
 
     def __post_init__(self) -> None:
         for name in (

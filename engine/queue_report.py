@@ -1,6 +1,6 @@
 """What waits and runs at this moment, by tenant, adapter and version.
 
-A queue is of a digest. Where versions with the same files share one, each is told as itself.
+A queue belongs to a digest. If versions with the same files share it, each gets its own entry.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from engine.wait_causes import seconds_by_cause
 
 
 def queue_stats(lifecycle: Lifecycle, count: int) -> list[QueueStats]:
-    """Of at most `count` queues that wait or run, those with most waiting first."""
+    """At most `count` queues in which anything waits or runs, those with most waiting first."""
     busy = [
         queue
         for tenant in lifecycle.waiting.tenants.values()
@@ -24,12 +24,13 @@ def queue_stats(lifecycle: Lifecycle, count: int) -> list[QueueStats]:
     ]
     busy.sort(key=lambda queue: (-len(queue), -queue.num_running))
     told = [stats for queue in busy[:count] for stats in _stats_of(lifecycle, queue)]
-    told.sort(key=lambda stats: (-stats.waiting, -stats.running))  # one with many parts is but one
+    # Again, by entries: a queue that versions share has several.
+    told.sort(key=lambda stats: (-stats.waiting, -stats.running))
     return told[:count]
 
 
 def tenant_loads(lifecycle: Lifecycle) -> list[TenantLoad]:
-    """All tenants that wait or run. O(queues)."""
+    """All tenants of which anything waits or runs. O(queues)."""
     loads = (
         TenantLoad(
             tenant.name,

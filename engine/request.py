@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 MAX_CHANGES = 32
-"""Of a request's timeline."""
+"""Entries of a request's timeline that are kept."""
 
 
 class RequestKey(NamedTuple):
@@ -26,8 +26,8 @@ class RequestKey(NamedTuple):
 class Request:
     """One prompt and its `n` choices; lives until its last choice has left the scheduler.
 
-    Queue time is kept in nanoseconds by cause. With several choices each preempted one waits for
-    itself, and `waited` sums them.
+    `waited` is its queue time, in nanoseconds by cause. Of several choices each preempted one waits
+    on its own, and `waited` is the sum.
     """
 
     __slots__ = (
@@ -50,36 +50,36 @@ class Request:
         self.message = message
         self.queue = queue
         self.share_key = message.tenant, None if message.adapter is None else message.label
-        """Whose part of a step its rows are."""
+        """(tenant, label of the adapter or None): under which its rows are counted in a step."""
         self.arrival_number = arrival_number
         """Position in the order of all arrivals."""
         self.arrived = now
-        """Like all times, in nanoseconds."""
+        """In nanoseconds, as all times here."""
         self.sequences: list[Sequence] = []
-        """Those still queued or running; the first stands for all choices until it forks."""
+        """Sequences still queued or running; until the fork one sequence stands for all choices."""
         self.waited = [0] * len(CAUSES)
         self.has_untold_wait = False
-        """Whether a wait has ended that no timing sent to the client includes."""
+        """Whether a wait has ended that no timing sent to the client includes yet."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache, at the first admission."""
         self.engine_ns = 0.0
-        """Its tokens' share of the steps that it ran in."""
+        """Its share, by tokens, of the time of the steps that it ran in."""
         self.first_admitted: int | None = None
         self.first_token: int | None = None
         self.last_token: int | None = None
         self.longest_gap = 0
-        """Between two tokens."""
+        """The longest time between two tokens."""
         self.num_output_tokens = 0
-        """Of all choices."""
+        """Summed over all choices."""
         self.is_decoding = False
         """Whether a token was drawn since it was last admitted."""
         self.changes: list[tuple[int, RequestState]] = [(now, "queued")]
-        """When it came into which state: the first `MAX_CHANGES` of them."""
+        """(time, new state), for the first `MAX_CHANGES` changes of its state."""
         self.load_ns = 0
-        """What its adapter's load took, if it waited for one."""
+        """How long its adapter's load took, if it waited for one."""
         self.end_reasons: list[EndReason] = []
-        """Of the choices that have ended."""
+        """How choices ended, one entry for each that has ended."""
         self.error_code: str | None = None
 
     def note_token(self, now: int) -> None:
@@ -96,7 +96,7 @@ class Request:
             self.note_change("decode", now)
 
     def note_change(self, state: RequestState, now: int) -> None:
-        """It came into a state."""
+        """The request changed its state."""
         if len(self.changes) < MAX_CHANGES:
             self.changes.append((now, state))
 

@@ -21,7 +21,7 @@ class Running:
         return iter(self._sequences.values())
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence begins to run and takes its seats."""
+        """A sequence begins to run, and takes its seats."""
         self._sequences[sequence.sequence_id] = sequence
         queue = sequence.request.queue
         queue.num_running += 1
@@ -30,7 +30,7 @@ class Running:
         self._move_seats(sequence, sequence.num_seats)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence runs no more."""
+        """A sequence stopped running."""
         del self._sequences[sequence.sequence_id]
         queue = sequence.request.queue
         queue.num_running -= 1
@@ -39,12 +39,15 @@ class Running:
         self._move_seats(sequence, -sequence.num_seats)
 
     def keep_one_seat(self, sequence: Sequence) -> None:
-        """A sequence forks: from now on it stands for its first choice only."""
+        """A sequence forks: from now on it stands for its first choice alone."""
         self._move_seats(sequence, 1 - sequence.num_seats)
         sequence.stand_for(sequence.choices[:1])
 
     def victim(self) -> Sequence:
-        """Whom to preempt for want of blocks: the newest of the most served tenant. O(running)."""
+        """The sequence to preempt when blocks are lacking. O(running).
+
+        It is the newest one of the most served tenant.
+        """
         return max(
             (sequence for sequence in self._sequences.values() if not sequence.finished),
             key=lambda sequence: (

@@ -21,10 +21,11 @@ class SamplingRow:
     """Prompt and output so far; the scheduler's live list, read during the step only."""
     num_prompt_tokens: int
     grammar: GrammarCursor | None = None
-    """Where the output stands in its grammar; the sampler moves it."""
+    """Where the output stands in its grammar; the sampler advances it."""
     position: int | None = None
-    """Of a row that was planned before the tokens in front of it were drawn: the index of the token
-    to draw. Its `token_ids` are empty, and nothing that it samples by reads them."""
+    """For a row of a step planned ahead: the output index of the token to draw. The tokens before
+    it were not drawn when the row was made, so its `token_ids` are empty; such a row samples by
+    nothing that reads them."""
 
     @property
     def output_position(self) -> int:
@@ -37,7 +38,8 @@ class SamplingRow:
 class ScheduledRow(NamedTuple):
     """One sequence's part of a step: a decode token, or a chunk of its prefill.
 
-    A tuple, for it is made for every row of every step: a frozen dataclass takes 4 times as long.
+    A tuple, because one is made for every row of every step: a frozen dataclass takes four times as
+    long to make.
     """
 
     sequence_id: int
@@ -65,15 +67,15 @@ class ScheduledBatch:
     """One step. Effects are applied in the order of the fields."""
 
     cleared_slots: list[int] = field(default_factory=list[int])
-    """Slots whose adapter left; forget their weights."""
+    """Slots whose adapter has left: forget their weights."""
     loads: list[SlotLoad] = field(default_factory=list[SlotLoad])
     """Loads to start; none of their rows is in this batch."""
     block_copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(source, destination) KV blocks to copy before the forward pass (a fork's partial block)."""
     rows: list[ScheduledRow] = field(default_factory=list[ScheduledRow])
     follows: list[int] = field(default_factory=list[int])
-    """Of a step planned ahead, for each row: the row of the step before whose drawn token it runs,
-    in place of its `token_ids`. Empty where rows bring their tokens."""
+    """For a step planned ahead: for each row, the index of the row of the step before whose drawn
+    token it runs in place of its `token_ids`. Empty for any other step."""
     preempted: list[int] = field(default_factory=list[int])
     """Sequence ids that lost their blocks in this step."""
 
@@ -100,7 +102,8 @@ class SampledRow:
     error: str | None = None
     error_code: str = "sampling_failed"
     is_deferred: bool = False
-    """What it takes to draw is not there yet: run the same tokens again in the next step."""
+    """Nothing could be drawn yet (a grammar is still compiling): run the same tokens again in the
+    next step."""
 
 
 class RunSeconds(NamedTuple):

@@ -1,10 +1,12 @@
 """One choice of a request: its tokens, how far they are computed, and the blocks they fill.
 
-    0 .. num_computed        K/V is in the blocks of `block_table`
-    num_computed .. length   to be computed; one token while decoding, more while prefilling
-    num_prompt_tokens ..     output, kept over preemptions
+Ranges of positions, where `length` is the number of prompt and output tokens:
 
-Before its request forks, a request's first sequence stands for all `n` choices.
+    0 .. num_computed             K/V is in the blocks of `block_table`
+    num_computed .. length        to be computed: one token in a decode, more in a prefill
+    num_prompt_tokens .. length   output, which survives preemptions
+
+Until a request forks, its only sequence stands for all `n` choices.
 """
 
 from enum import Enum
@@ -24,7 +26,7 @@ class SequenceState(Enum):
 
 
 class Sequence:
-    """Token ids and counters; what is done with them is other files' business."""
+    """Token ids and counters, which `engine.lifecycle` and the scheduler change."""
 
     __slots__ = (
         "block_hashes", "block_table", "choices", "finished", "is_resuming", "num_computed",
@@ -54,9 +56,9 @@ class Sequence:
         self.slot: int | None = None
         self.state = SequenceState.WAITING
         self.finished = False
-        """Its output is complete; under the static policy it may run on."""
+        """Whether its output is complete; under the static policy it may run on."""
         self.is_resuming = False
-        """It ran and lost its blocks: nobody is admitted into them before it runs again."""
+        """Whether it lost its blocks while it ran; then nobody is admitted before it runs again."""
         self.wait_began: Reading = ()
         self.stand_for(choices)
 
@@ -74,7 +76,7 @@ class Sequence:
 
     @property
     def num_seats(self) -> int:
-        """Seats of `max_num_seqs` it takes: one for each choice it stands for."""
+        """Seats (of `max_num_seqs`) that it takes: one for each choice it stands for."""
         return len(self.choices)
 
     @property
@@ -89,7 +91,7 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens to run before the next draw; at least one in a running sequence."""
+        """Tokens to run before the next draw; at least one while it runs."""
         return len(self.token_ids) - self.num_computed
 
     @property

@@ -9,11 +9,11 @@ from engine.step_plan import StepPlan
 
 
 class StaticPolicy:
-    """Dispatches what waits, `max_num_seqs` at most, when the batch before it is over.
+    """Starts a batch of up to `max_num_seqs` waiting sequences when the one before is over.
 
-    Prompts are padded to the longest of the batch, and a finished sequence decodes on until all
-    have finished: both are computed as rows on the sequence's own blocks, their results dropped.
-    (A finished sequence that needs one block more, when none is left, is not computed.)
+    Prompts are padded to the longest of the batch, and finished sequences decode on until all have
+    finished. Both kinds of waste are really computed, as rows on the sequence's own blocks whose
+    results are dropped. (A finished sequence that needs another block when none is left is not.)
     """
 
     keeps_finished = True
@@ -21,7 +21,7 @@ class StaticPolicy:
     def __init__(self, lifecycle: Lifecycle, admission: Admission) -> None:
         self._lifecycle = lifecycle
         self._admission = admission
-        self._padding: dict[Sequence, range] = {}  # positions still to be computed for nothing
+        self._padding: dict[Sequence, range] = {}  # positions of padding still to be computed
 
     def fill(self, plan: StepPlan) -> None:
         """See `StepPolicy`."""
@@ -37,7 +37,7 @@ class StaticPolicy:
         for sequence in self._lifecycle.running:
             num_tokens = len(sequence.token_ids)
             if sequence.finished and self._lifecycle.blocks.grow(sequence.block_table, num_tokens):
-                # Its last token over and over: a decode with all of its context.
+                # Its last token again: costs as much as a decode with its whole context.
                 row = self._row(sequence, sequence.token_ids[-1:], num_tokens - 1)
                 plan.fill(sequence, row)
 
@@ -65,7 +65,7 @@ class StaticPolicy:
                 return
             padding = self._padding.get(sequence, range(0))
             if padding:
-                # The prompt follows in a later step: it writes the same positions.
+                # The prompt follows in a later step and overwrites these positions.
                 now, self._padding[sequence] = padding[: plan.remaining], padding[plan.remaining :]
                 row = self._row(sequence, sequence.token_ids[:1] * len(now), now.start)
                 plan.fill(sequence, row)

@@ -1,4 +1,4 @@
-"""What every policy does in a step: decode what is prefilled, and order what is not."""
+"""What all policies share: decoding prefilled sequences, and the order of half-prefilled ones."""
 
 from functools import cmp_to_key
 
@@ -11,8 +11,8 @@ from engine.step_plan import StepPlan
 def decode_all(plan: StepPlan, lifecycle: Lifecycle) -> None:
     """Grant one token to every sequence that has been prefilled.
 
-    A sequence that lacks its next block has others preempted until it has one, or is preempted
-    itself: whoever belongs to the most served tenant goes.
+    If a sequence lacks its next block, sequences of the most served tenant are preempted until it
+    has one; the sequence itself may be among them.
     """
     blocks, block_size = lifecycle.blocks, lifecycle.blocks.block_size
     for sequence in list(lifecycle.running):
@@ -20,7 +20,7 @@ def decode_all(plan: StepPlan, lifecycle: Lifecycle) -> None:
             continue
         num_tokens = len(sequence.token_ids)
         if num_tokens <= len(sequence.block_table) * block_size and not plan.lacks_blocks:
-            plan.grant(sequence, 1)  # as below, for nearly all: nobody was preempted so far
+            plan.grant(sequence, 1)  # the usual case; the same as below, but faster
             continue
         while sequence.is_running:
             has_room = num_tokens <= len(sequence.block_table) * block_size

@@ -7,7 +7,7 @@ from engine.sequence import Sequence
 
 
 class StepPlan:
-    """Grants in the order of the batch's rows; one that is withdrawn gives its tokens back."""
+    """How many tokens each sequence runs, in the order of the batch's rows."""
 
     def __init__(self, max_tokens: int) -> None:
         self.grants: dict[Sequence, int] = {}
@@ -15,10 +15,10 @@ class StepPlan:
         """Rows whose results are dropped (the static policy's padding); they follow the grants."""
         self._filled: dict[Sequence, int] = {}
         self.remaining = max_tokens
-        """Tokens of the budget that nobody has been granted."""
+        """Tokens of the budget that were not granted yet."""
         self.preempted: list[int] = []
         self.lacks_blocks = False
-        """Whether a decode found no block, so that somebody was preempted."""
+        """Whether a decode found no free block, so that a sequence was preempted."""
 
     def grant(self, sequence: Sequence, num_tokens: int) -> None:
         """Run the next `num_tokens` of a sequence, on top of what it was granted before."""
@@ -28,19 +28,19 @@ class StepPlan:
         self.remaining -= num_tokens
 
     def fill(self, sequence: Sequence, row: ScheduledRow) -> None:
-        """Compute a row of a sequence for nothing."""
+        """Add a row of a sequence that is computed although its result is dropped."""
         self.fillers.append(row)
         self._filled[sequence] = self._filled.get(sequence, 0) + len(row.token_ids)
         self.remaining -= len(row.token_ids)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """A sequence was preempted for its blocks: run nothing of it."""
+        """A sequence was preempted for its blocks: take back what it was granted."""
         self.lacks_blocks = True
         self.remaining += self.grants.pop(sequence, 0)
         self.preempted.append(sequence.sequence_id)
 
     def share_time(self, nanoseconds: int) -> None:
-        """Book what the step took on its requests, by their tokens."""
+        """Charge the time of the step to its requests, in proportion to their tokens."""
         num_tokens = sum(self.grants.values()) + sum(self._filled.values())
         for computed in (self.grants, self._filled):
             for sequence, number in computed.items():

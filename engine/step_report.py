@@ -1,4 +1,4 @@
-"""What there is to tell of a step: whose rows it has, and how much is held at its end."""
+"""Reports about a step: whose rows it has, and how much is held at its end."""
 
 from typing import NamedTuple
 
@@ -27,9 +27,9 @@ Composition = dict[tuple[str, str | None], list[int]]
 
 
 def composition_of(plan: StepPlan) -> Composition:
-    """Whose rows a plan has, before it is committed; without those that are computed for nothing.
+    """Whose rows a plan has; call it before the plan is committed. Fillers are left out.
 
-    O(rows), some hundred nanoseconds each.
+    O(rows), some hundred nanoseconds for each.
     """
     shares: Composition = {}
     for sequence, num_tokens in plan.grants.items():
@@ -59,7 +59,7 @@ def load_of(lifecycle: Lifecycle) -> EngineLoad:
 
 
 def stats_of(lifecycle: Lifecycle, *, steps: int, output_tokens: int, busy_ns: int) -> EngineStats:
-    """The same and more, for the service; without what lies in host memory."""
+    """The same and more, for the service; the numbers about host memory are 0."""
     load = load_of(lifecycle)
     return EngineStats(
         **load._asdict(),
