@@ -1,10 +1,12 @@
 """Adapters in host memory and on local disk: fetched once, read on threads, evicted when idle.
 
-An adapter that is wanted goes absent -> needed (asked of a client, once) -> reading (a thread)
--> ready, or fails; the failure is reported once and the next `prefetch` tries again. Between
-needed and reading it may be *deferred*: when host memory is full of adapters that sequences
-want, the next one is read when one of them is released, or at once when the core asks for it to
-fill a slot. So memory is bounded by the limits plus the slots, and no slot waits for ever.
+A wanted adapter goes absent -> needed (a client was asked for its files, once) -> reading (on a
+thread) -> ready, or it fails. A failure is reported once, and the next `prefetch` tries again.
+
+Between needed and reading it may be *deferred*: while host memory is full of adapters that
+sequences want, the next one is read only when one of them is released; or at once, if the core
+needs it to fill a slot. So memory is bounded by the limits plus the slots, and no slot waits for
+ever.
 
 Adapters that are *kept* stay in host memory whether or not a sequence wants them.
 """
@@ -28,7 +30,7 @@ from engine.host_memory import HostEntry, HostMemory, HostState, HostWeights
 NUM_READERS = 2
 """Threads: one reads while another converts."""
 TOUCH_SECONDS = 10.0
-"""How often the use of adapters is noted on disk that are wanted without a pause."""
+"""How often the use of adapters that stay wanted is noted on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class AdapterHost:
         )
         self._deferred: OrderedDict[str, HostEntry] = OrderedDict()
         self._ahead: dict[str, None] = {}
-        """To be read ahead, in order."""
+        """Adapters still to be read ahead, in order."""
         self._unwelcome: set[str] = set()
-        """Forgotten while a client was asked for them: when they come, they go."""
+        """Adapters forgotten while a client fetched them: removed again when their files come."""
         self._next_touch = clock() + TOUCH_SECONDS
         self._events: list[AdapterEvent] = []
         self._done: queue.SimpleQueue[_ReadDone] = queue.SimpleQueue()
@@ -105,12 +107,12 @@ class AdapterHost:
         return digest in self._ahead if entry is None else entry.state is not HostState.READY
 
     def has(self, digest: str) -> bool:
-        """Whether an adapter is in host memory; counts as no use."""
+        """Whether an adapter is in host memory; does not count as a use."""
         entry = self._memory.entries.get(digest)
         return entry is not None and entry.state is HostState.READY
 
     def keep(self, digests: Iterable[str]) -> None:
-        """These adapters, and no others, are kept; those that are absent are fetched (again)."""
+        """Replace the set of kept adapters; absent ones are fetched, failed ones again."""
         before, kept = self._memory.kept, frozenset(filter(is_digest, digests))
         self._memory.kept = kept
         for digest in sorted(kept | before):
@@ -122,9 +124,9 @@ class AdapterHost:
         self._settle()
 
     def read_ahead(self, digests: Iterable[str]) -> None:
-        """Read adapters that lie on disk, and that nobody wants yet, while there is room.
+        """Read adapters from disk that nobody wants yet, while there is room.
 
-        Only as many at once as there are threads: a read that is wanted goes before the rest.
+        Never more at once than there are threads, so that a wanted read goes before the rest.
         """
         self._ahead = dict.fromkeys(filter(is_digest, digests))
         self._go_on_ahead()
@@ -152,7 +154,7 @@ class AdapterHost:
         return events
 
     def hasten(self, digest: str) -> None:
-        """Read an adapter that is on its way as soon as its files are there, past the limits."""
+        """Read an adapter as soon as its files are there, past the limits; see `AdapterSource`."""
         entry = self._memory.entries.get(digest)
         if entry is None:
             return
@@ -198,7 +200,7 @@ class AdapterHost:
             self._unwelcome.remove(digest)
             self._disk.remove(digest)
         elif entry is None:
-            # Nobody waits any more; count it, so that the disk stays bounded.
+            # Nobody waits for it any more, but it counts, so that the disk stays bounded.
             if is_digest(digest) and self._disk.find(digest) is not None:
                 self._trim_disk()
         elif entry.state is HostState.NEEDED:
@@ -224,7 +226,7 @@ class AdapterHost:
         assert not self._unwelcome & entries.keys(), "wanted and unwelcome"
 
     def _reconsider(self, entry: HostEntry) -> None:
-        """It came to be needed, or is not needed any more."""
+        """Act on an entry that became needed or stopped being needed."""
         if entry.state is HostState.DEFERRED and not self._memory.is_needed(entry):
             self._drop(entry.digest)
         else:
@@ -288,7 +290,7 @@ class AdapterHost:
         )
 
     def _settle(self) -> None:
-        """Evict what is idle and too much, then read deferred adapters while there is room."""
+        """Evict idle adapters past the limits, then read deferred ones while there is room."""
         self._memory.trim()
         while self._deferred:
             entry = next(iter(self._deferred.values()))

@@ -32,7 +32,7 @@ class AdapterSource(Protocol):
     def prefetch(self, digest: str) -> None:
         """Somebody wants this adapter: start to bring it to host memory. Idempotent.
 
-        Answered by an event, also where the weights are there already.
+        An event answers it, even if the weights are in host memory already.
         """
         ...
 
@@ -41,9 +41,9 @@ class AdapterSource(Protocol):
         ...
 
     def hasten(self, digest: str) -> None:
-        """An adapter that was prefetched has a slot to fill: it goes before others, past limits.
+        """A prefetched adapter is about to fill a slot: read it first, past the limits if need be.
 
-        Nothing where it is in host memory.
+        Does nothing if it is in host memory.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""Which client was asked for which adapter: one at a time, the next one if it does not answer."""
+"""Which client was asked for which adapter's files.
+
+One client at a time is asked for an adapter; if it does not answer, the next one is.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -13,11 +16,11 @@ class _Fetch:
     client: bytes | None = None
     deadline: float = 0.0
     asked: set[bytes] = field(default_factory=set[bytes])
-    """Clients that had their turn; when all had it, the first may have another."""
+    """Clients that had their turn; when all have had it, they may be asked again."""
 
 
 class FetchDesk:
-    """Open fetches by digest. Without any client they stay open until one comes."""
+    """Open fetches by digest; while there is no client, they stay open."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,19 +40,19 @@ class FetchDesk:
         self._fetches.pop(digest, None)
 
     def is_asked(self, client: bytes, digest: str) -> bool:
-        """Whether an answer of this client counts: a late failure of another one does not."""
+        """Whether this client is the one asked now; a late failure of another one is ignored."""
         fetch = self._fetches.get(digest)
         return fetch is not None and fetch.client == client
 
     def client_gone(self, client: bytes) -> None:
-        """Somebody else is to be asked for what this client was asked for."""
+        """A client is gone: ask others for what it was asked for."""
         for fetch in self._fetches.values():
             fetch.asked.discard(client)
             if fetch.client == client:
                 fetch.client = None
 
     def assign(self, clients: Collection[bytes]) -> list[tuple[bytes, str]]:
-        """(client, digest) pairs to ask now: what nobody was asked for, or had no answer in time.
+        """(client, digest) pairs to ask now, where nobody was asked or no answer came in time.
 
         Takes the client with the fewest open fetches among those not asked for that adapter yet.
         """

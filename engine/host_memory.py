@@ -32,17 +32,18 @@ class HostEntry:
     since: float
     state: HostState = HostState.NEEDED
     wanted: bool = True
-    """By a sequence, or because it is pinned."""
+    """Whether a sequence wants it, or it is pinned."""
     refetched: bool = False
-    """Its files were damaged or missing once already, and have been asked for again."""
+    """Whether its files were damaged or missing once, and have been asked for again."""
     is_hastened: bool = False
-    """It is to fill a slot: read it as soon as its files are there, past the limits."""
+    """Whether it is about to fill a slot: then it is read as soon as its files are there, past the
+    limits if need be."""
     num_bytes: int = 0
     weights: HostWeights | None = None
 
 
 class HostMemory:
-    """At most `max_loras` adapters of `max_bytes`, save for one that is larger than that alone.
+    """At most `max_loras` adapters with `max_bytes` in all; a larger one is still held, alone.
 
     Adapters being read count. Those that are idle go, least recently used first, for others.
     """
@@ -52,7 +53,7 @@ class HostMemory:
         self.kept: frozenset[str] = frozenset()
         """Digests that stay whether or not they are wanted."""
         self.num_held = 0
-        """Entries that are ready or being read, and their bytes."""
+        """Entries that are ready or being read; `held_bytes` are their bytes."""
         self.held_bytes = 0
         self.num_reading = 0
         """Entries that are being read."""
@@ -75,7 +76,7 @@ class HostMemory:
         return self._fits(1, num_bytes)
 
     def trim(self) -> None:
-        """Evict what is idle and too much."""
+        """Evict idle adapters until the limits hold."""
         self._evict(0, 0)
 
     def begin_read(self, entry: HostEntry) -> None:
@@ -86,14 +87,14 @@ class HostMemory:
         self.held_bytes += entry.num_bytes
 
     def read_failed(self, entry: HostEntry) -> None:
-        """It does not count any more; the caller says how it goes on."""
+        """A read failed: the adapter no longer counts; the caller decides what becomes of it."""
         self.num_reading -= 1
         self.num_held -= 1
         self.held_bytes -= entry.num_bytes
         entry.num_bytes = 0
 
     def read_done(self, entry: HostEntry, weights: HostWeights) -> None:
-        """The weights are there, and weigh what they weigh."""
+        """A read succeeded: hold the weights, and count their real size."""
         self.num_reading -= 1
         self.held_bytes += weights.nbytes - entry.num_bytes
         entry.num_bytes = weights.nbytes
@@ -102,14 +103,14 @@ class HostMemory:
         self.settle(entry)
 
     def settle(self, entry: HostEntry) -> None:
-        """An entry came to be needed, or is not needed any more: it is idle, or not."""
+        """List the entry as idle, or not, after it became needed or stopped being needed."""
         if entry.state is HostState.READY and not self.is_needed(entry):
             self._idle[entry.digest] = entry
         else:
             self._idle.pop(entry.digest, None)
 
     def note_use(self, digest: str) -> None:
-        """Let an idle adapter go after the others."""
+        """Make an idle adapter the last one to be evicted."""
         if digest in self._idle:
             self._idle.move_to_end(digest)
 

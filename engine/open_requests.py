@@ -1,4 +1,4 @@
-"""A client's requests that its engine has, or is about to have: who reads which outputs."""
+"""A client's requests that its engine has or is about to get, and the streams of their outputs."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from engine.request_stream import RequestStream
 
 
 class OpenRequests:
-    """Belongs to one event loop. What is told of a request that is not open is dropped."""
+    """Belongs to one event loop. Outputs and errors of requests that are not open are dropped."""
 
     def __init__(self) -> None:
         self._streams: dict[int, RequestStream] = {}
@@ -18,11 +18,11 @@ class OpenRequests:
 
     @property
     def ids(self) -> list[int]:
-        """Those that are open, the oldest first."""
+        """Ids of the open requests, the oldest first."""
         return list(self._streams)
 
     def open(self, request_id: int) -> RequestStream:
-        """A request begins; its number is not in use."""
+        """Open a request, whose id is not in use."""
         stream = self._streams[request_id] = RequestStream()
         return stream
 
@@ -41,7 +41,7 @@ class OpenRequests:
                 stream.push(output)
 
     def end(self, request_id: int) -> bool:
-        """Forget a request that this side has aborted; whether it was open."""
+        """Forget a request that this side has aborted; returns whether it was open."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.end()

@@ -1,4 +1,4 @@
-"""What a client has still to tell its engine: what must not get lost, and counts of refusals."""
+"""What a client still has to tell its engine: messages that must arrive, and refusal counts."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,16 @@ from engine.refusal_notes import RefusalNotes
 
 
 class Outbox:
-    """`send` says whether there was room for a message; messages go in the order they came in."""
+    """Sends messages in order, and keeps those for which the socket has no room.
+
+    The `send` that it is given returns whether there was room for a message.
+    """
 
     def __init__(self, send: Callable[[ClientMessage], bool]) -> None:
         self._send = send
         self._unsent: list[ClientMessage] = []
         self.refusals = RefusalNotes()
-        """Told with the next `flush`, whichever engine that is for."""
+        """Sent with the next `flush`, to whichever engine is there then."""
 
     def send(self, message: ClientMessage) -> None:
         """Send now, or with a later `flush`."""

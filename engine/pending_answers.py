@@ -1,4 +1,4 @@
-"""Questions to the engine that wait for their answers: by number, and not for ever."""
+"""Questions to the engine that wait for their answers, by number and with a timeout."""
 
 import asyncio
 import itertools

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import msgspec
 
 MAX_KEYS = 10_000
-"""Tenants, adapters and reasons that are told apart; of more, nothing is counted."""
+"""Combinations of tenant, adapter and reason that are counted; further ones are not."""
 
 
 class Refusals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """So many requests of a tenant for an adapter (None: the base) were refused for one reason."""
+    """How many requests of a tenant for an adapter (None: the base) were refused for one reason."""
 
     tenant: str
     adapter: str | None
@@ -18,13 +18,13 @@ class Refusals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NoteRefusals(msgspec.Struct, frozen=True, tag="note_refusals"):
-    """What the service refused before it came here, since the last time. Not answered."""
+    """What the service refused by itself since its last such message. Not answered."""
 
     refusals: list[Refusals]
 
 
 class RefusalNotes:
-    """Counts; a flood of refusals is one message a beat."""
+    """Counts refusals, so that a flood of them is only one message for each beat."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str | None, str], int] = {}
@@ -36,7 +36,7 @@ class RefusalNotes:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def tell(self, send: Callable[[NoteRefusals], bool]) -> None:
-        """Send what was counted, and keep it where that fails."""
+        """Send what was counted; keep it if that fails."""
         if self._counts:
             told = [Refusals(*key, number) for key, number in self._counts.items()]
             if send(NoteRefusals(told)):

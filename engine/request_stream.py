@@ -13,8 +13,8 @@ T = TypeVar("T")
 class RequestStream:
     """A request's outputs, for one reader: `listen` and `take`, or iterate.
 
-    A reader that falls behind gets what it missed merged into one output, so a slow reader costs
-    at most its request's own tokens and never a step's worth of objects each.
+    A reader that falls behind gets what it missed merged into one output. So a slow reader costs
+    memory for its own tokens, and no further object for every step.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RequestStream:
             self._accepted.set_result(None)
 
     def push(self, output: RequestOutput) -> None:
-        """Give the reader an output; after a `finished` one comes nothing more."""
+        """Give the reader an output; those after a `finished` one are dropped."""
         if self._ended:
             return
         self._pending.append(output)
@@ -44,7 +44,7 @@ class RequestStream:
         self._on_change()
 
     def fail(self, error: EngineError) -> None:
-        """End with an error, after the outputs that are there already."""
+        """End with an error, which the reader gets after the outputs that came before it."""
         if self._ended:
             return
         self._error = error
@@ -53,21 +53,21 @@ class RequestStream:
         self._refuse(error)
 
     def end(self) -> None:
-        """End without an error, once it was accepted: its own side has aborted the request."""
+        """End because this side has aborted the request: without an error, if it was accepted."""
         self._ended = True
         self._on_change()
         self._refuse(EngineUnavailable("the request was aborted"))
 
     def listen(self, on_change: Callable[[], object]) -> None:
-        """Call this whenever `take` has something new to say, from now on; do not iterate then."""
+        """Have `on_change` called whenever `take` has something new, instead of iterating."""
         self._on_change = on_change
         if self._pending or self._ended:
             on_change()
 
     def take(self) -> RequestOutput | None:
-        """What has come since the last call; None if nothing has, or after the end.
+        """What has come since the last call, merged; None if nothing has, or after the end.
 
-        Raises what `fail` was given, once everything before it has been taken.
+        Raises what `fail` was given, once everything before it was taken.
         """
         if self._pending:
             outputs, self._pending = self._pending, []
@@ -78,7 +78,7 @@ class RequestStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether `take` will have nothing any more."""
+        """Whether the stream has ended and every output was taken."""
         return self._ended and not self._pending
 
     def _refuse(self, error: EngineError) -> None:

@@ -1,9 +1,9 @@
-"""Which adapters an engine keeps whatever their use, and when a new engine is warm.
+"""Which adapters an engine keeps regardless of their use, and when a new engine is warm.
 
-The service says what is pinned and warm (`SetResidency`), as a whole and again and again. A new
-engine then loads the pinned adapters, the warm ones, and those that were used last before it
-started; until that is done, or has taken too long, it is *warming*: it serves, but asks to be left
-alone.
+The service says repeatedly which adapters are pinned and which are warm, each time all of them
+(`SetResidency`). A new engine loads those, and the adapters that were used last before it started.
+Until that is done, or has taken too long, the engine is *warming*: it serves requests, but asks to
+be spared new ones.
 """
 
 import time
@@ -19,8 +19,9 @@ from engine.core import EngineCore
 class Residency:
     """Belongs to the step loop's thread.
 
-    `max_pinned` is what the scheduler takes; pinned adapters beyond it are kept in host memory.
-    `num_recent` adapters at most are read ahead. With 0 `warm_up_seconds` there is no warming.
+    The scheduler takes at most `max_pinned` adapters; pinned ones beyond that are kept in host
+    memory. At most `num_recent` adapters are read ahead. With `warm_up_seconds` 0 the engine is
+    warm from the start.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class Residency:
         self._warm_up_seconds = warm_up_seconds
         self._is_warming = warm_up_seconds > 0
         self._awaited: set[str] | None = None
-        """What is loaded before the engine is warm; None until the service said what to keep."""
+        """Adapters it still waits for before it is warm; None until it was told what to keep."""
         self._num_recent = num_recent
         self.pinned: tuple[str, ...] = ()
         self.warm: tuple[str, ...] = ()
         self._log = structlog.get_logger("engine.residency")
 
     def set(self, pinned: Iterable[str], warm: Iterable[str], recent: Iterable[str] = ()) -> None:
-        """Replace what is pinned and warm. `recent`, adapters to read ahead, counts once only."""
+        """Replace what is pinned and warm. Only the first call uses `recent`, to read ahead."""
         wanted = [digest for digest in dict.fromkeys(pinned) if is_digest(digest)]
         before, self.pinned = self.pinned, tuple(wanted[: self._max_pinned])
         beyond = wanted[self._max_pinned :]
@@ -64,7 +65,7 @@ class Residency:
 
     @property
     def is_warming(self) -> bool:
-        """Whether the engine is still loading what it starts with; never again once it is not."""
+        """Whether the engine still loads what it starts with; once False, it stays False."""
         if self._is_warming:
             seconds = self._clock() - self._started
             is_late = seconds >= self._warm_up_seconds

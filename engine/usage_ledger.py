@@ -1,7 +1,8 @@
-"""Usage that no row holds yet: kept for each client until it says that its rows are written.
+"""Usage that was not written to the database yet, by client, until the client says it was.
 
-What a client leaves unsettled when it dies is handed over to another, which writes the rows in its
-place. A row is known by its call, so one that was written but not settled is not written twice.
+What a client leaves unsettled when it dies is handed over to another client, which writes the rows
+in its place. Rows are identified by their call, so one that was written but not settled is not
+written twice.
 """
 
 from collections.abc import Hashable, Iterable
@@ -54,7 +55,8 @@ class _Account:
 
 
 class UsageLedger:
-    """Accounts of clients. Beyond `max_calls` in one, or without any, the oldest are forgotten."""
+    """One account for each client, and one for orphans; each forgets its oldest calls beyond
+    `max_calls`."""
 
     def __init__(self, max_calls: int = 100_000) -> None:
         self._max_calls = max_calls
@@ -64,11 +66,11 @@ class UsageLedger:
 
     @property
     def has_orphans(self) -> bool:
-        """Whether a client that is gone has left calls, which no other client has taken yet."""
+        """Whether there are calls of clients that are gone, which no other client has taken yet."""
         return bool(self._orphans)
 
     def begin(self, client: Hashable, request: EngineRequest) -> None:
-        """A request was queued; one without a `call` is nobody's to bill."""
+        """A request was queued; one without a `call` is not billed."""
         if not request.call:
             return
         account = self._accounts.setdefault(client, _Account())
@@ -104,21 +106,21 @@ class UsageLedger:
             del account.requests[output.request_id]
 
     def abort(self, client: Hashable, request_id: int) -> None:
-        """A request is over by its client's wish; harmless if it is unknown."""
+        """A request's client has aborted it; harmless if it is unknown."""
         account = self._accounts.get(client)
         opened = None if account is None else account.requests.pop(request_id, None)
         if opened is not None:
             opened.tally.reasons.add("abort")
 
     def settle(self, client: Hashable, calls: Iterable[str]) -> None:
-        """The client has written the rows of these calls, or wants none."""
+        """The client has written the rows of these calls, or needs none."""
         account = self._accounts.get(client)
         if account is not None:
             for call in calls:
                 account.calls.pop(call, None)
 
     def client_gone(self, client: Hashable) -> None:
-        """What it has not settled is for another client."""
+        """A client is gone: what it has not settled becomes orphaned."""
         account = self._accounts.pop(client, None)
         if account is None:
             return
@@ -128,7 +130,7 @@ class UsageLedger:
         self._bound(self._orphans)
 
     def hand_over(self, client: Hashable, limit: int = 1000) -> list[CallUsage]:
-        """Give a client up to `limit` calls that another has left; they are in its account now."""
+        """Move up to `limit` orphaned calls to a client's account, and return them."""
         account = self._accounts.setdefault(client, _Account())
         taken: list[CallUsage] = []
         for call in list(islice(self._orphans, limit)):
@@ -138,7 +140,7 @@ class UsageLedger:
         return taken
 
     def take_forgotten(self) -> int:
-        """How many calls were forgotten since the last look."""
+        """How many calls were forgotten since this was last called."""
         number, self._num_forgotten = self._num_forgotten, 0
         return number
 
