@@ -1,4 +1,4 @@
-"""The engine's ROUTER: never blocks, and knows when a client does not read."""
+"""The engine's ROUTER socket: never blocks, and notices clients that do not read."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from engine.wire import MAX_CLIENT_MESSAGE
 SEND_QUEUE_LEN = 1000
 RECEIVE_QUEUE_LEN = 10_000
 LINGER_MS = 2000
-"""Last messages (final outputs of a stop) may take so long to leave."""
+"""How long closing waits for the last messages to leave, such as the final outputs of a stop."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class ClientSocket:
 
     @property
     def socket(self) -> "zmq.Socket[bytes]":
-        """To poll; nothing else."""
+        """The socket itself; only for polling."""
         return self._socket
 
     @property
@@ -73,7 +73,7 @@ class ClientSocket:
         return client, frames
 
     def send(self, client: bytes, payload: bytes, now: float) -> bool:
-        """Send or keep a message; False if the client is not connected any more."""
+        """Send a message or keep it for `flush`; False if the client is no longer connected."""
         backlog = self._backlogs.get(client)
         if backlog is None:
             taken = self._try_send(client, payload)
@@ -85,7 +85,7 @@ class ClientSocket:
         return True
 
     def flush(self, now: float) -> list[bytes]:
-        """Send what waits; returns the clients to drop: gone, or not reading for too long."""
+        """Send kept messages; returns the clients to drop: gone, or not reading for too long."""
         lost: list[bytes] = []
         for client, backlog in list(self._backlogs.items()):
             taken = self._flush_one(client, backlog, now)
@@ -97,7 +97,7 @@ class ClientSocket:
         return lost
 
     def forget(self, clients: Iterable[bytes]) -> None:
-        """Drop what waits for clients that are gone."""
+        """Drop the kept messages of clients that are gone."""
         for client in clients:
             self._backlogs.pop(client, None)
 

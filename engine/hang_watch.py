@@ -1,7 +1,7 @@
 """Ends a process whose step loop hangs, so that its supervisor can start another.
 
-A thread of a process that is stopped, or whose native code keeps the interpreter to itself, can
-end nothing: then no beats come, and the supervisor ends it.
+A thread does it. If the process is stopped, or native code never releases the interpreter, that
+thread cannot run; then the beats stop too, and the supervisor ends the process.
 """
 
 import contextlib
@@ -22,11 +22,10 @@ def end_when_hung(
     beat_fd: int | None = None,
     end: Callable[[int], object] = os._exit,
 ) -> None:
-    """Watch on a thread that `last_turn` changes at least once in `hang_seconds`.
+    """Start a thread that ends the process when `last_turn` does not change for `hang_seconds`.
 
-    As it does, a byte goes to the pipe `beat_fd`, once a second at most.
-
-    Seconds are counted by the watch's own pauses, so a machine that was asleep has not hung.
+    While it changes, a byte is written to the pipe `beat_fd`, at most once a second. Time is
+    counted in the thread's own pauses, so that a machine that was asleep has not hung.
     """
     pause = min(1.0, hang_seconds / 4)
     if beat_fd is not None:

@@ -30,7 +30,7 @@ class InlineEngineClient:
     """`engine.client.EngineClient` around an engine, without sockets.
 
     `async with InlineEngineClient(parts) as client: ...`; leaving closes the parts. Steps run on
-    the event loop, or with `threaded` on a worker thread, one at a time; everything else that
+    the event loop one at a time, or with `threaded` on a worker thread. Everything else that
     touches the core happens between two steps.
     """
 
@@ -43,7 +43,7 @@ class InlineEngineClient:
         self._request_ids = itertools.count(1)
         self._requests = OpenRequests()
         self._inbox: list[Callable[[], None]] = []
-        """What to do with the core once no step is running."""
+        """Actions on the core, to be done once no step is running."""
         self._work = asyncio.Event()
         self._error: BaseException | None = None
         self._is_draining = False
@@ -173,7 +173,7 @@ class InlineEngineClient:
         self._work.set()
 
     async def _between_steps(self, action: Callable[[], None]) -> None:
-        """Run an action once no step does, and raise here what it raises."""
+        """Run an action once no step is running, and raise here what it raises."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def run() -> None:

@@ -11,9 +11,9 @@ ORPHANED_EXIT_CODE = 3
 def die_with_parent(parent_pid: int | None = None) -> None:
     """End this process, at once and without cleaning up, when its parent is gone.
 
-    `parent_pid` is the parent as the parent knows itself: given, a parent that ended before this
-    call is noticed too. A thread watches: the kernel's own notice (PR_SET_PDEATHSIG) comes already
-    when the parent's *thread* ends that made this process.
+    `parent_pid` should come from the parent itself: then a parent that ended before this call is
+    noticed too. A thread polls, because the kernel's own signal (PR_SET_PDEATHSIG) is already sent
+    when the *thread* of the parent ends that started this process.
     """
     expected = parent_pid or os.getppid()
 

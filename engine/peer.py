@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, field
 
 SILENCE_SECONDS = 2.0
-"""A client not heard for so long is gone; it beats twice a second."""
+"""A client that is silent for this long is gone; it beats twice a second."""
 
 
 def _draw_session() -> int:
@@ -25,5 +25,5 @@ class Peer:
 
     @property
     def silent_at(self) -> float:
-        """When it counts as gone, unless it is heard before."""
+        """When it will count as gone, unless it is heard before."""
         return self.last_heard + SILENCE_SECONDS

@@ -1,7 +1,7 @@
 """The engine's loop: take messages, run a step, send what it produced.
 
-One thread does all of it. It never waits for a client, and sleeps only while there is nothing to
-compute, until a message, an adapter's arrival, or the next beat.
+One thread does all of it. It never waits for a client. Only while there is nothing to compute does
+it sleep, until a message, an adapter's arrival or the next beat.
 """
 
 import time
@@ -52,9 +52,9 @@ from engine.wire import Codec, WireError
 
 BEAT_SECONDS = 0.5
 RETRY_SECONDS = 0.02
-"""Pause before a full client queue is tried again while nothing else is to do."""
+"""Pause before a full client queue is tried again while there is nothing else to do."""
 MAX_MESSAGES_PER_TURN = 1000
-"""Then a step runs, however many more have come."""
+"""Messages handled before the next step runs, however many more are waiting."""
 MAX_REASON = 500
 """Characters of a client's reason that are passed on."""
 
@@ -87,15 +87,15 @@ class EngineServer:
         self._peers: dict[bytes, Peer] = {}
         self._ledger = UsageLedger()
         self._lost: set[bytes] = set()
-        """Clients to drop at the next occasion that no loop over peers is under way."""
+        """Clients to drop as soon as no loop over the peers is under way."""
         self._next_beat = clock()
         self._was_warming = parts.residency.is_warming
         self._draining = False
         self._num_stops = 0
-        """SIGTERMs; written by the signal handler, read by the loop."""
+        """Number of `stop` calls; written by signal handlers, read by the loop."""
         self._stop_at: float | None = None
         self.last_turn = clock()
-        """When the loop last came round, by `clock`: a watchdog sees from it that a step hangs."""
+        """When the last turn of the loop began, by `clock`; a watchdog reads it."""
         self._log = structlog.get_logger("engine.server")
         self._socket = ClientSocket(socket_path)
         self._poller = zmq.Poller()
@@ -103,7 +103,7 @@ class EngineServer:
         self._poller.register(parts.wake.fileno(), zmq.POLLIN)
 
     def stop(self) -> None:
-        """Drain, then end; called again: end now. For signal handlers and other threads."""
+        """Drain, then end; a second call ends at once. For signal handlers and other threads."""
         self._num_stops += 1
         self._wake.set()
 
@@ -153,7 +153,7 @@ class EngineServer:
 
     def _handle(self, client: bytes, message: ClientMessage) -> None:
         peer = self._peers.get(client)
-        if isinstance(message, GetStats | GetTelemetry):  # also of who watches, without a hello
+        if isinstance(message, GetStats | GetTelemetry):  # watchers ask without saying hello
             self._send_what_is(client, message)
             return
         if peer is None:
@@ -240,7 +240,7 @@ class EngineServer:
             self._refuse(peer.client, request.request_id, refusal)
             return
         except Exception:
-            # One request that the core cannot take must not end all others.
+            # A request that the core cannot take must not end all others.
             self._log.exception("request_failed", client=peer.client.hex())
             self._core.abort(peer.client, request.request_id)
             refusal = RequestRefused("engine_error", "the engine could not take this request")
@@ -283,7 +283,7 @@ class EngineServer:
                 self._log.error("usage_forgotten", calls=forgotten)
         self._lost.update(self._socket.flush(now))
         if is_inbox_empty:
-            # Only now is silence a client's own, and not that of a step that took long.
+            # Otherwise a client may seem silent only because a long step kept its messages unread.
             self._lost.update(p.client for p in self._peers.values() if now >= p.silent_at)
         self._drop_lost()
 
@@ -318,7 +318,7 @@ class EngineServer:
         seconds = max(0.0, wake_at - self._clock())
         if self._socket.has_backlog:
             seconds = min(seconds, RETRY_SECONDS)
-        # Rounded up: a poll that ends too early would spin until the time has come.
+        # Rounded up: if the poll ended too early, the loop would spin until the time has come.
         self._poller.poll(int(seconds * 1000) + 1)
 
     def _send_outputs(self, outputs: list[ClientOutput]) -> None:

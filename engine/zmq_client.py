@@ -57,9 +57,10 @@ _CLOSED = "the service is shutting down"
 class ZmqEngineClient:
     """`engine.client.EngineClient` over ZeroMQ; works under asyncio and uvloop.
 
-    All methods belong to the loop that ran `start`. When the engine is lost (its process died, it
-    was started anew, it dropped this client, or it was silent for `dead_after` seconds), what is
-    pending fails at once with `EngineUnavailable`, and the client goes on to say hello.
+    All methods belong to the loop that ran `start`. The engine counts as lost when its process died
+    or was restarted, when it dropped this client, or when it was silent for `dead_after` seconds.
+    Then everything pending fails at once with `EngineUnavailable`, and the client says hello until
+    an engine answers.
     """
 
     def __init__(
@@ -72,8 +73,12 @@ class ZmqEngineClient:
         dead_after: float = 150.0,
         stats_timeout: float = 5.0,
     ) -> None:
-        """The engine is silent during a step. After `doubt_after` seconds it counts as not ready;
-        `dead_after` must be longer than it lets a step last (`EngineArgs.hang_seconds`)."""
+        """Prepare; `start` connects.
+
+        The engine is silent during a step. It counts as not ready after `doubt_after` seconds of
+        silence, and as lost after `dead_after`, which must be longer than a step may last
+        (`EngineArgs.hang_seconds`).
+        """
         self._socket_path = socket_path
         self._fetch = fetch
         self._beat_seconds = beat_seconds
@@ -87,7 +92,7 @@ class ZmqEngineClient:
         self._welcome: Welcome | None = None  # the engine's, while it is there
         self._info: EngineInfo | None = None
         self._abandoned: tuple[int, list[int]] = 0, []
-        """The session that was lost last, and its requests."""
+        """The session that was lost last, and the ids of its requests."""
         self._is_draining = False
         self._is_warming = False
         self._joined: list[OnJoin] = []
@@ -274,14 +279,14 @@ class ZmqEngineClient:
         return True
 
     def _send_surely(self, message: ClientMessage) -> None:
-        """Send now or with a later beat; forgotten only with the engine it was meant for."""
+        """Send now or with a later beat; dropped only if the engine is lost before."""
         if self._is_open:
             self._outbox.send(message)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self._reader.read_all()  # what has arrived is not silence, if this loop was slow
+            self._reader.read_all()  # if this loop was slow, unread messages are not silence
             if self._welcome is None:
                 if self._is_connected:  # else they would pile up
                     self._send(Hello())
@@ -324,7 +329,7 @@ class ZmqEngineClient:
         self._is_warming = welcome.warming
         self._ready.set()
         session, request_ids = self._abandoned
-        if session == welcome.session:  # it was only slow, and runs what we have given up
+        if session == welcome.session:  # it was only slow, and still runs what was given up here
             for request_id in request_ids:
                 self._send_surely(Abort(request_id))
         self._log.info("engine_connected", generation=welcome.generation)
@@ -373,7 +378,7 @@ class ZmqEngineClient:
     def _on_connection_event(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
             self._is_connected = False
-            self._reader.read_all()  # its last words come before the news of its end
+            self._reader.read_all()  # read its last words before acting on its end
             self._lose("the engine's process ended")
         else:
             self._is_connected = True

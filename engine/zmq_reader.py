@@ -6,16 +6,16 @@ from collections.abc import Callable
 import zmq
 
 MAX_MESSAGES_PER_TURN = 20
-"""Then other callbacks of the loop have their turn. A message holds a step's tokens, and those are
-written to their clients while it is handled."""
+"""Messages handled before other callbacks of the loop have their turn. Handling one takes a while:
+it holds the tokens of a step, which are written to their clients meanwhile."""
 
 
 class ZmqReader:
     """Calls `on_message(frames)` on the event loop for each message that arrives.
 
-    zmq's descriptor is edge-triggered: it tells that something changed, once, and a send may
-    consume that notice. So it is drained whenever it fires, and `poke` after each send looks
-    again. (pyzmq's own asyncio sockets do the same with a future a message.)
+    zmq's file descriptor is edge-triggered: it fires once when something changes, and a send may
+    consume that. So the socket is drained whenever it fires, and `poke`, called after each send,
+    looks again. (pyzmq's own asyncio sockets do the same, with a future for every message.)
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ZmqReader:
             pass
 
     def close(self) -> None:
-        """Stop reading; the socket stays its owner's."""
+        """Stop reading; the owner still has to close the socket."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._fd)
