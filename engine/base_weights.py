@@ -1,4 +1,4 @@
-"""Single tensors of the base, read again when an adapter is loaded that depends on them."""
+"""Single tensors of the base, read again when an adapter that depends on them is loaded."""
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ def adapted_row_norms(
 ) -> Tensor:
     """[out_features] float32: the norm of each row of ``W + scaling * B @ A``.
 
-    What DoRA (arXiv:2402.09353) divides by. W, A and B are rounded to `dtype` as the model has
-    them, and W is quantised where it is in the model; W is read in chunks otherwise.
+    DoRA (arXiv:2402.09353) divides by these. W, A and B are rounded to `dtype`, as in the model.
+    With a `scheme`, W is quantised as in the model; without one it is read in chunks.
     """
     stored = base.tensors[f"{module}.weight"]
     a, b = (tensor.to(dtype).to(torch.float32) for tensor in (part.a, part.b))

@@ -16,15 +16,15 @@ from lora_kernels.device_batch import DeviceLoraBatch
 
 IntArray = npt.NDArray[np.int64]
 NO_BLOCK = -1
-"""Fills block tables up to the longest."""
+"""Fills block tables up to the length of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
     """All inputs of a forward pass. Rows are sorted by adapter slot, base rows first.
 
-    `num_tokens` tokens lie one row's after the other's; token tensors are padded to a multiple of
-    `row_tile` with token 0 at position 0, which writes no K/V and belongs to no adapter.
+    The rows' tokens follow one another, `num_tokens` in all. Token tensors are padded to a multiple
+    of `row_tile` with token 0 at position 0, which writes no K/V and belongs to no adapter.
     """
 
     num_tokens: int
@@ -35,7 +35,7 @@ class BatchInputs:
     slot_mapping: Tensor
     """[num_tokens] int64: block * block_size + offset of each token's K/V."""
     fresh_blocks: Tensor
-    """Blocks whose first position is written in this step."""
+    """[num_fresh] int64: blocks whose first position is written in this step."""
     query_start_loc: IntArray
     """[num_rows + 1]: tokens `query_start_loc[i]:query_start_loc[i + 1]` are row i's."""
     starts: IntArray
@@ -50,7 +50,7 @@ class BatchInputs:
     logit_rows: tuple[int, ...]
     """For each logit, the row's index in the scheduled batch."""
     logit_lora: DeviceLoraBatch | None = None
-    """On a device, `logit_slots` as kernels read them, where not every token has a logit."""
+    """On a device: `logit_slots` as kernels read them; None if every token has a logit."""
 
 
 def build_batch_inputs(

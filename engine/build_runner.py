@@ -1,4 +1,4 @@
-"""From a model folder to a runner that has proved itself: what an engine process starts with."""
+"""Builds a CPU runner from a model folder, and checks on the model that batches do not matter."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -63,24 +63,24 @@ class BuiltRunner:
     kernels: Kernels
     """The LoRA kernels in use."""
     ops: DecoderOps
-    """What the decoder computes with."""
+    """The operations that the decoder uses."""
     grammars: Grammars | None
-    """What keeps a row within its grammar; None where the model has no tokenizer for it."""
+    """What keeps a row within its grammar; None if the model's tokenizer does not allow it."""
     invariance: InvarianceReport | None
-    """What the self-test found; None where it was not asked for."""
+    """What the self-test found; None if it was not asked for."""
     scheme: Scheme | None = None
-    """How the layers' weights are quantised; None: not."""
+    """How the layers' weights are quantised; None if they are not."""
     max_full_values: int | None = None
-    """Values of an adapter's own embedding and output layer together at most; None: any number."""
+    """Most values that an adapter's own embedding and output layer may have; None: any number."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread.
 
-        A thread that is not the main one stays alone: with a team of its own there would be more
-        threads than cores, and libgomp lets none of them spin any more, those of the step least.
+        On a thread other than the main one, OpenMP is limited to that thread. Another team would
+        make more threads than cores; then libgomp stops letting threads spin, and steps slow down.
         """
         if threading.current_thread() is not threading.main_thread():
-            torch.set_num_threads(1)  # of this thread's OpenMP; the main thread keeps its team
+            torch.set_num_threads(1)  # for this thread's OpenMP; the main thread keeps its team
         return load_adapter(
             folder,
             digest,
@@ -114,15 +114,26 @@ def build_runner(
 ) -> BuiltRunner:
     """Load a model and build its runner.
 
-    `dtype` is `float32`, `bfloat16` or `auto` (the checkpoint's; bfloat16 for float16).
-    `num_kv_blocks` None takes a share of the memory at hand. `max_model_len` None is what model and
-    KV pool allow. `threads` is for torch, process-wide; None keeps torch's own choice. A self-test
-    that fails is logged as a warning and reported in `invariance`. `make_sampler` None makes a
-    `Sampler`. `cpu_kernels` is a choice of `choose_cpu_kernels`, for LoRA and for all else.
-    With `decode_ladder` decode steps run on static, padded buffers, as on a GPU.
-    `quantization` is one of `choose_scheme`.
+    Args:
+        model_dir: folder with config.json, tokenizer files and safetensors.
+        dtype: `float32`, `bfloat16` or `auto` (the checkpoint's, but bfloat16 for float16).
+        num_kv_blocks: KV blocks of the scheduler; None: for a share of the available memory.
+        block_size: tokens of a block; must divide 64.
+        max_num_seqs: sequences that run at once.
+        max_model_len: tokens of the longest sequence; None: what the model allows.
+        max_loras: adapter slots.
+        max_lora_rank: the largest rank that is served.
+        threads: PyTorch's threads, for the whole process; None keeps PyTorch's choice.
+        self_test: whether to check batch invariance; a failure is logged as a warning and reported
+            in `invariance`.
+        name: the base model's name; None: the folder's.
+        make_sampler: None makes a `Sampler`.
+        cpu_kernels: a choice of `choose_cpu_kernels`, for LoRA and all other operations.
+        decode_ladder: whether decode steps run on static, padded buffers, as on a GPU.
+        quantization: a name of `choose_scheme`; None: weights stay as they are.
 
     Raises ConfigError for a model or a setting that can never work.
+
     """
     if KV_TILE % block_size:
         raise ConfigError(f"block_size must divide {KV_TILE}, not {block_size}")

@@ -1,7 +1,8 @@
-"""The inputs of a decode step of one size, in tensors that keep their places.
+"""The inputs of a decode step of one size, in tensors that keep their addresses.
 
-Rows past those of the step are *padding*: each is a row like others, of one token at position 0, on
-a block that no sequence owns. So no kernel needs to know of them, and what they write nobody reads.
+Rows past those of the step are *padding*: each is an ordinary row with one token at position 0, on
+a block that no sequence owns. So no kernel needs to know about them, and nobody reads what they
+write.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from lora_kernels.device_batch import DeviceLoraBatch
 
 
 def decode_buffer_bytes(size: int, row_tile: int) -> int:
-    """Of device memory that `DecodeBuffers` allocate themselves."""
+    """Bytes of device memory that `DecodeBuffers` allocate themselves."""
     return 8 * (2 * padded_rows(size, row_tile) + 2 * size)
 
 
@@ -41,8 +42,8 @@ class DecodeBuffers:
 
         Args:
             size: rows of a step.
-            max_blocks: of a row's table.
-            padding_block: no sequence's, and within the cache.
+            max_blocks: length of a row's block table.
+            padding_block: a block of the cache that no sequence owns.
             block_size: positions of a block.
             row_tile: token tensors are padded to a multiple of it, as in `BatchInputs`.
             device: where the token tensors are.
@@ -52,14 +53,14 @@ class DecodeBuffers:
         self.size = size
         self.max_blocks = max_blocks
         self.num_rows = 0
-        """Of the step at hand."""
+        """Rows of the current step."""
         self._padding_block = padding_block
         self._block_size = block_size
         self._device = device
         self.lora = lora
         self._no_adapters = LoraBatch.from_runs([], [])
         padded = padded_rows(size, row_tile)
-        # One array, so that a step is one copy: token ids, positions, K/V slots.
+        # One array, so that a step needs one copy: token ids, positions, K/V slots.
         self._host = np.zeros(2 * padded + size, dtype=np.int64)
         self._token_ids = self._host[:padded]
         self._positions = self._host[padded : 2 * padded]
@@ -87,7 +88,7 @@ class DecodeBuffers:
             logit_slots=(None,) * size,
             logit_rows=(),
         )
-        """What the forward pass reads. `lora` and, on the host, numpy's arrays are the step's."""
+        """What the forward pass reads; after `fill`, that of the current step."""
         device.put(self._tensors, self._host)
 
     def fill(self, rows: Sequence[ScheduledRow]) -> tuple[int, ...]:

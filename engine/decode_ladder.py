@@ -1,9 +1,9 @@
-"""Decode steps at a ladder of sizes: buffers that keep their places, a graph for each size.
+"""Decode steps at a ladder of sizes: buffers that keep their addresses, and graphs for each size.
 
-A step of one token a row runs at the next size up, its last rows padding (`decode_buffers`). Each
-size has two graphs, without adapters and with: then most steps of a service whose tenants all use
-the base do not launch what finds nothing to do. Whatever a graph does not cover (prefills, and
-adapters of the embedding, of the output layer, with DoRA, trained biases or norms) runs as it is.
+A step with one token in each row runs at the next size up, its last rows being padding
+(`decode_buffers`). Each size has two graphs, without adapters and with them, so that steps of the
+base alone launch no adapter kernels. What a graph does not cover runs eagerly: prefills, and
+adapters that have an embedding or output layer, DoRA, trained biases or norms.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ _FINE_UP_TO, _MIDDLE_UP_TO = 64, 256
 
 
 def ladder_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, then steps of 8 up to 64, of 16 up to 256, of 32; the last is `max_num_seqs`.
+    """1, 2, 4, then steps of 8 up to 64, of 16 up to 256 and of 32; the last is `max_num_seqs`.
 
     A step is padded by less than 8 rows up to 64, and by an eighth at most beyond.
     """
@@ -62,12 +62,12 @@ class DecodeLadder:
 
         Args:
             decoder: the model.
-            kv_cache: its last blocks need not be the scheduler's.
+            kv_cache: has at least one block that the scheduler does not use.
             attention: if it is a `StaticAttention`, each size gets a static plan.
             device: of all tensors.
             sizes: rows of a step, ascending.
-            max_blocks: blocks of a row at most; longer rows do not run here.
-            padding_block: a block of the cache that the scheduler does not know.
+            max_blocks: the most blocks that a row may have; longer rows do not run here.
+            padding_block: that block, for padding rows.
             make_lora: rows -> a static batch, on devices whose adapters need one.
 
         """
@@ -77,7 +77,7 @@ class DecodeLadder:
         self._sizes = tuple(sizes)
         self._max_blocks = max_blocks
         self.uncommon_slots: set[int] = set()
-        """Slots whose rows do not run here, see above."""
+        """Slots of adapters that graphs do not cover; their rows do not run here."""
         kv_cache.clear_blocks(torch.tensor([padding_block], device=device.torch_device))
         self._rungs = [
             _Rung(
@@ -97,7 +97,7 @@ class DecodeLadder:
         ]
 
     def takes(self, rows: Sequence[ScheduledRow]) -> bool:
-        """Whether the rows are a decode step of a size that there is, for graphs to run."""
+        """Whether graphs can run these rows: a decode step that is not too large."""
         if not rows or len(rows) > self._sizes[-1]:
             return False
         uncommon, max_blocks = self.uncommon_slots, self._max_blocks
@@ -116,9 +116,9 @@ class DecodeLadder:
     ) -> tuple[tuple[int, ...], Callable[[], Tensor]]:
         """Lay out a step of rows that `takes` allows.
 
-        `drawn(token_ids, order)` writes the rows' tokens where the host does not have them yet.
-        Returns the order of the rows, and what queues the forward pass: it returns the logits
-        [rows, vocab_size] in that order, which hold until the next step's.
+        `drawn(token_ids, order)` writes the rows' tokens, if the host does not have them yet.
+        Returns the order of the rows, and a function that queues the forward pass. That function
+        returns the logits [rows, vocab_size] in this order; the next step overwrites them.
         """
         rung = self._rungs[bisect_left(self._sizes, len(rows))]
         order = rung.buffers.fill(rows)
@@ -175,7 +175,7 @@ class _Rung:
 
 
 class _Planned:
-    """An `AttentionBackend` whose plan is made already."""
+    """An `AttentionBackend` with a plan that was made before."""
 
     def __init__(self, attention: Any, plan: StaticPlan) -> None:
         self._attention: AttentionBackend = attention

@@ -7,13 +7,13 @@ import psutil
 from engine.errors import ConfigError
 
 KV_SHARE = 0.25
-"""Of the memory at hand, once the model is loaded."""
+"""Share of the available memory that becomes KV blocks, once the model is loaded."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that this process may still take: the machine's, or its control group's if less."""
+    """Bytes that this process may still take: the machine's, or its control group's if fewer."""
     machine = psutil.virtual_memory().available
     limits = [
         (cgroup / "memory.max", cgroup / "memory.current"),
@@ -36,9 +36,9 @@ def choose_num_kv_blocks(
     max_model_len: int,
     available: int,
 ) -> int:
-    """KV blocks for a quarter of `available`, no more than all sequences at full length need.
+    """KV blocks for a quarter of `available` bytes, but no more than all sequences can ever need.
 
-    Raises ConfigError where that is not even one sequence of 2 blocks.
+    Raises ConfigError if those are fewer than 2.
     """
     longest = -(-max_model_len // block_size)
     blocks = min(int(available * KV_SHARE) // bytes_per_block, max_num_seqs * longest)

@@ -1,4 +1,4 @@
-"""Any runner on a thread of its own: the next step is planned while one runs."""
+"""Runs the steps of any runner on a thread, so that the next one is planned meanwhile."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,17 +10,17 @@ from engine.scheduled_batch import SampledRow, ScheduledBatch, ScheduledRow, Ste
 
 
 class OverlappedRunner:
-    """An `OverlappingRunner` over a plain one; steps run in the order of their launches.
+    """An `OverlappingRunner` made of a plain one; steps run in the order of their launches.
 
-    What a step draws reaches the one launched behind it on the runner's thread.
+    What a step draws is handed to the step behind it on that thread.
     """
 
     def __init__(self, runner: Runner, *, threads: int = 0) -> None:
-        """`threads` of a forward pass; 0: as PyTorch sets them."""
+        """`threads`: of a forward pass; 0 keeps PyTorch's setting."""
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "step", initializer=_use_threads, initargs=(threads,))
         self._drawn: Sequence[SampledRow | None] = ()
-        """By the last step, in the order of its rows. Belongs to the thread."""
+        """What the last step drew, in the order of its rows. Only the thread uses it."""
 
     def launch(self, batch: ScheduledBatch) -> Future[StepResult]:
         """See `OverlappingRunner.launch`."""
@@ -55,10 +55,10 @@ class OverlappedRunner:
 def with_drawn_tokens(
     batch: ScheduledBatch, drawn: Sequence[SampledRow | None]
 ) -> list[ScheduledRow]:
-    """The rows of a batch that was planned ahead, with what the step before drew.
+    """The rows of a batch that was planned ahead, with the tokens that the step before drew.
 
-    A row that could not be drawn keeps its placeholder: its request has ended, and whatever is
-    drawn for it now is dropped.
+    A row whose draw failed keeps its placeholder: its request has ended, and what is drawn for it
+    now will be dropped.
     """
     rows = list(batch.rows)
     for index, before in enumerate(batch.follows):

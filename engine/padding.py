@@ -1,8 +1,8 @@
-"""How many rows PyTorch's GEMMs get, so that a row's bits are the same for any number of them."""
+"""How many rows PyTorch's GEMMs get, so that a row's bits do not depend on their number."""
 
 ROW_TILE = 16
-"""oneDNN and MKL pick other kernels, with other orders of sums, for a few small row counts; over
-multiples of 16 a row's bits are the same for any count."""
+"""For some small row counts oneDNN and MKL pick kernels that sum in another order. For multiples of
+16, a row's bits are the same for any count."""
 
 
 def padded_rows(num_rows: int, tile: int = ROW_TILE) -> int:

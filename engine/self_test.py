@@ -1,8 +1,8 @@
 """A start-up check, on the loaded model, that tokens do not depend on what shares their batch.
 
-Libraries choose GEMM kernels by the machine, so batch invariance cannot be proved once for all.
-A short sequence is run whole and alone, then cut in pieces beside a neighbour; keys, values and
-logits must be equal bit for bit.
+Libraries choose GEMM kernels by machine, so batch invariance cannot be proved once and for all. A
+short sequence is run whole and alone, and again in pieces beside a neighbour. Its keys, values and
+logits must be bit-equal.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 
 NUM_POSITIONS = 70
-"""Past the first KV tile; the decoder's rotary table must reach so far."""
+"""Length of the sequence: past the first KV tile. The rotary table must reach that far."""
 _CUTS = (0, 17, 18, 66, NUM_POSITIONS)
 """Where the second run is cut: a chunk, a single token, a chunk, a chunk over the tile's edge."""
 _NEIGHBOUR = 5
@@ -102,5 +102,6 @@ def _difference(left: Tensor, right: Tensor) -> float:
     if torch.equal(left, right):
         return 0.0
     difference = (left.float() - right.float()).abs().max().item()
-    # Where both are NaN, or 0 and -0 beside them, no number says how far they are apart.
+    # The tensors differ; where the difference is 0 or NaN (-0 and 0, NaN), no number tells by how
+    # much.
     return difference if difference > 0 else float("nan")

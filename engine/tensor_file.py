@@ -18,10 +18,10 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class TensorFile:
-    """Maps a file; pages are read when a tensor is used, and every tensor keeps the mapping.
+    """Maps a file; pages are read when a tensor is used, and every tensor keeps the mapping alive.
 
-    The `safetensors` package can do this too, but its `get_tensor` (0.8) leaks two integers a
-    tensor: 27 KB each time that an adapter of 30 layers is loaded.
+    The `safetensors` package can do this too, but its `get_tensor` (0.8) leaks two integers for
+    every tensor: 27 KB each time an adapter of 30 layers is loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,9 +34,9 @@ class TensorFile:
             raise OSError(f"{path} cannot be mapped: {error}") from error
 
     def tensor(self, info: "TensorInfo") -> Tensor:
-        """A tensor of dtype F32, F16 or BF16, as the file's header tells of it. Not to be written.
+        """The tensor that a header entry describes; F32, F16 or BF16. It must not be written.
 
-        Raises OSError where the file became shorter since its header was read.
+        Raises OSError if the file became shorter since its header was read.
         """
         if info.end > self._bytes.nbytes():
             raise OSError(f"{self._path} has {self._bytes.nbytes()} bytes, not {info.end}")

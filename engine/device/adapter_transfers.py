@@ -1,9 +1,9 @@
-"""Adapters on their way to slots: a thread queues the copies, a side stream carries them.
+"""Copies adapters into slots beside the steps: queued by a thread, run on a side stream.
 
-A step neither waits for a transfer nor queues its copies, which are some hundreds. Transfers and
-clearings happen in the order in which they were asked for; each begins once the steps are over that
-were queued before it, for they may read the pages that change hands. No step waits for a transfer
-on the device either: rows use a slot only after the host has seen the transfer's mark.
+A step neither waits for a transfer nor queues its copies, of which there are hundreds. Transfers
+and clearings happen in the order in which they were requested. Each begins after the steps that
+were queued before it, since those may still read the pages that change hands. No step waits for a
+transfer on the device either: rows use a slot only after the host has seen the transfer's mark.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class SlotTransfer:
 
 
 class AdapterTransfers:
-    """Changes slots beside the steps."""
+    """Changes slots while steps run."""
 
     def __init__(
         self,
@@ -40,19 +40,19 @@ class AdapterTransfers:
         install: Callable[[int, Any], None],
         clear: Callable[[int], None],
     ) -> None:
-        """`install` and `clear` queue their copies on the current stream; called on the thread."""
+        """`install` and `clear` run on the thread, and queue copies on the current stream."""
         self._device = device
         self._install = install
         self._clear = clear
         self._thread = ThreadPoolExecutor(1, "adapter-transfer")
 
     def install(self, slot: int, weights: Any) -> SlotTransfer:
-        """Begin to fill a slot behind all that is queued by now."""
+        """Begin to fill a slot, after everything that is queued by now."""
         after = self._device.mark()
         return SlotTransfer(self._thread.submit(self._queue, after, self._install, slot, weights))
 
     def clear(self, slot: int) -> None:
-        """Clear a slot behind all that is queued by now."""
+        """Clear a slot, after everything that is queued by now."""
         self._thread.submit(self._queue, self._device.mark(), self._clear, slot)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class AdapterTransfers:
             try:
                 change(*arguments)
             except Exception:
-                # A slot that was filled in part is nobody's: its pages go back.
+                # Give back the pages of a slot that was filled only in part.
                 self._clear(arguments[0])
                 raise
             return self._device.mark()

@@ -1,4 +1,4 @@
-"""A CUDA device; the only file that speaks of streams, events and graphs."""
+"""A CUDA device: the only module that uses CUDA's streams, events and graphs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 _WARM_UPS = 2
-"""Runs before a capture: Triton compiles in the first, libraries take their workspaces."""
+"""Runs before a capture: in the first, Triton compiles and libraries take their workspaces."""
 
 
 class CudaMark:
@@ -49,7 +49,7 @@ class CudaReplay:
 
 
 class CudaDevice:
-    """A `Device`. Kernels of the step run on the main stream, transfers of adapters on the side."""
+    """A `Device`: steps run on the main stream, transfers of adapters on the side stream."""
 
     def __init__(self, index: int = 0) -> None:
         """Raises ConfigError where there is no such device."""
@@ -66,8 +66,7 @@ class CudaDevice:
 
     def put(self, target: Tensor, values: npt.NDArray[Any]) -> None:
         """See `Device.put`."""
-        # A new pinned block each time; PyTorch keeps them, and gives none again before its copy is
-        # over.
+        # A new pinned block each time: PyTorch caches them and reuses none before its copy is over.
         target.copy_(torch.from_numpy(values).pin_memory(), non_blocking=True)
 
     def send(self, values: npt.NDArray[Any]) -> Tensor:
@@ -103,7 +102,7 @@ class CudaDevice:
             yield
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """See `Device.capture`. Graphs share their memory, and the place of their results."""
+        """See `Device.capture`. Graphs share their memory and the place of their results."""
         main = torch.cuda.current_stream(self.torch_device)
         self._capturing.wait_stream(main)
         with torch.cuda.stream(self._capturing):
@@ -118,7 +117,7 @@ class CudaDevice:
 
     def facts(self) -> DeviceFacts:
         """See `Device.facts`."""
-        torch.cuda.empty_cache()  # what PyTorch keeps of what it has freed is nobody's
+        torch.cuda.empty_cache()  # memory that PyTorch only caches counts as free
         free, total = torch.cuda.mem_get_info(self.torch_device)
         own = torch.cuda.memory_reserved(self.torch_device)
         return DeviceFacts(torch.cuda.get_device_name(self.torch_device), total, free, own)

@@ -1,4 +1,4 @@
-"""A device as the runner sees it: copies that nothing waits for, marks, captured work, memory."""
+"""A device as the runner sees it: asynchronous copies, marks, captured work and memory."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,11 +17,11 @@ class Mark(Protocol):
     """A point in the work that was queued on a stream."""
 
     def is_done(self) -> bool:
-        """Whether all that was queued before it is over; never waits."""
+        """Whether everything that was queued before it is done; never waits."""
         ...
 
     def wait(self) -> None:
-        """Let the host wait for it."""
+        """Block the host until it is done."""
         ...
 
 
@@ -29,57 +29,57 @@ class Replay(Protocol):
     """Work that was captured once and can be queued again, on the same tensors."""
 
     def run(self) -> Tensor:
-        """Queue it; returns the captured function's tensor, holding new values until the next."""
+        """Queue it again; returns the captured function's tensor, valid until the next replay."""
         ...
 
 
 class Device(Protocol):
-    """One device with its main stream and a side stream; on a CPU all is done when it is asked."""
+    """One device with a main stream and a side stream; a CPU does everything at once."""
 
     torch_device: torch.device
 
     def put(self, target: Tensor, values: npt.NDArray[Any]) -> None:
-        """Queue a copy from the host into a tensor of the same shape; `values` may change after."""
+        """Queue a copy into a tensor of the same shape; `values` may change after the call."""
         ...
 
     def send(self, values: npt.NDArray[Any]) -> Tensor:
-        """Queue a copy from the host to a new tensor; `values` may change after."""
+        """Queue a copy to a new tensor on the device; `values` may change after the call."""
         ...
 
     def fetch(self, values: Tensor) -> tuple[Tensor, Mark]:
-        """Queue a copy to pinned host memory; it is there once the mark is done."""
+        """Queue a copy to pinned host memory; valid once the mark is done."""
         ...
 
     def pin(self, values: Tensor) -> Tensor:
-        """The same in pinned host memory, from where copies to the device wait for nothing."""
+        """The same values in pinned host memory, from which copies to the device do not block."""
         ...
 
     def mark(self) -> Mark:
-        """A mark after all that was queued on the current stream."""
+        """A mark after everything that was queued on the current stream so far."""
         ...
 
     def aside(self, after: Mark) -> AbstractContextManager[object]:
-        """What is queued inside goes to the side stream, and begins once the mark is done."""
+        """Queue what happens inside on the side stream, to begin once the mark is done."""
         ...
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """Capture what the function queues, after a warm-up; all its tensors keep their place."""
+        """Capture what the function queues, after a warm-up; its tensors keep their addresses."""
         ...
 
     def facts(self) -> DeviceFacts:
-        """Memory at this moment."""
+        """How much memory there is at this moment."""
         ...
 
     def peak_of(self, function: Callable[[], object]) -> int:
-        """Bytes that a call takes at its worst, beyond what is held before it.
+        """Peak bytes that a call takes, beyond what was held before it.
 
-        It is called twice: the first time brings what is only made once.
+        The function is called twice: the first call makes what is only made once.
         """
         ...
 
 
 class HostMark:
-    """A `Mark` of work that is over."""
+    """A `Mark` of work that is done already."""
 
     def is_done(self) -> bool:
         """Always."""
@@ -103,7 +103,7 @@ class CallReplay:
 
 
 class HostDevice:
-    """The CPU as a `Device`: the same paths as on a GPU, with nothing queued and nothing pinned."""
+    """The CPU as a `Device`: the code paths of a GPU, with nothing queued and nothing pinned."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -134,7 +134,7 @@ class HostDevice:
         return nullcontext()
 
     def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """See `Device.capture`; a replay is a call, whose result goes where a graph's would."""
+        """See `Device.capture`; a replay calls the function, and copies its result as graphs do."""
         return CallReplay(function, self._output)
 
     def facts(self) -> DeviceFacts:
@@ -144,5 +144,5 @@ class HostDevice:
         return DeviceFacts("cpu", memory.total, memory.available, own)
 
     def peak_of(self, function: Callable[[], object]) -> int:
-        """See `Device.peak_of`; a CPU has room to spare, and nothing is called."""
+        """See `Device.peak_of`; always 0: on a CPU nothing is planned by it."""
         return 0

@@ -1,9 +1,9 @@
-"""Runs steps on a device: queued without waiting, one small copy back.
+"""Runs steps on a device: they are queued without waiting, and one small copy comes back.
 
     host      plan n+1, send n's outputs, queue n+1 ...
     device    step n ............................... step n+1 ...
 
-A step planned ahead takes its tokens from what the step before drew, by index, on the device.
+A step planned ahead takes its tokens from those that the step before drew, on the device, by index.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class DeviceStep:
 
     num_rows: int
     rows: tuple[int, ...] = ()
-    """For each draw, its row in the batch."""
+    """For each draw, the index of its row in the batch."""
     draw: LaunchedDraw | None = None
-    """None where no row samples."""
+    """None if no row samples."""
 
     def result(self) -> StepResult:
         """See `RunningStep.result`."""
@@ -69,10 +69,7 @@ class DeviceRunner:
         *,
         has_side_stream: bool = True,
     ) -> None:
-        """Join what runs a step; without a `ladder` all steps are eager.
-
-        Without a side stream slots are changed at once, as on a CPU.
-        """
+        """Without a `ladder` all steps are eager. Without a side stream slots change at once."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._attention = attention
@@ -142,7 +139,7 @@ class DeviceRunner:
         block_size, row_tile = self._kv_cache.block_size, self._decoder.row_tile
         inputs = build_batch_inputs(batch.rows, block_size, row_tile)
         placed = self._stager.place(inputs)
-        if batch.follows:  # a decode, of which each row samples
+        if batch.follows:  # a decode, in which every row samples
             follows = [batch.follows[index] for index in inputs.logit_rows]
             placed.token_ids[: len(follows)].copy_(self._drawn(self._before, follows))
         self._kv_cache.clear_blocks(placed.fresh_blocks)
@@ -158,7 +155,7 @@ class DeviceRunner:
         return DeviceStep(len(rows), order, self._sampler.launch(logits, sampling))
 
     def _drawn(self, before: DeviceStep, rows: Sequence[int]) -> Tensor:
-        """What the step before drew for its rows of these numbers, as it lies on the device."""
+        """Token ids, on the device, that the step before drew for its rows with these indices."""
         assert before.draw is not None
         place_of = {row: place for place, row in enumerate(before.rows)}
         places = np.array([place_of[row] for row in rows], dtype=np.int64)

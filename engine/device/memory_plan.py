@@ -1,4 +1,4 @@
-"""What a GPU's memory is used for: pure arithmetic, printed line by line when an engine starts.
+"""What a GPU's memory is used for: pure arithmetic, which is logged when an engine starts.
 
 may use  =  utilization x all of the device
          -  what others use
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 
 GRAPH_BYTES = 8 * 2**20
-"""Of the driver, for each captured graph; an estimate until a GPU was asked."""
+"""The driver's share for each captured graph: an estimate, not measured."""
 SPARE_BLOCKS = 2
-"""Of the KV cache: one for padding, one that always reads as zeros."""
+"""Blocks of the KV cache beyond the scheduler's: one for padding, one that reads as zeros."""
 MIB = 2**20
 
 
@@ -24,24 +24,24 @@ class DeviceFacts:
     name: str
     total: int
     free: int
-    """By no process used."""
+    """Not used by any process."""
     own: int
-    """Used by this process: what PyTorch has taken from the device."""
+    """Used by this process: what PyTorch has reserved on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
-    """What has to fit, in bytes unless it says otherwise."""
+    """What has to fit; sizes are in bytes."""
 
     weights: int
     activations: int
-    """Of a step of `max_num_batched_tokens`, sampling included: measured."""
+    """Measured in a step of `max_num_batched_tokens` tokens, sampling included."""
     num_graphs: int
     graph_tensors: int
     """Shared by all graphs: activations of the largest decode step."""
     buffers: int
-    """Tensors that keep their places: tables, partial sums and logits of decode steps, and what
-    adapters' rows are laid out in."""
+    """Tensors that keep their addresses: tables, partial sums and logits of decode steps, and the
+    batches in which rows are laid out for adapters."""
     adapter_rows: int
     """Rank rows of each pool."""
     adapter_row_bytes: int
@@ -77,11 +77,11 @@ def plan_memory(
     utilization: float,
     num_kv_blocks: int | None = None,
 ) -> MemoryPlan:
-    """Divide a device's memory; raises ConfigError, with the arithmetic, where it does not fit.
+    """Divide a device's memory; raises ConfigError, with the arithmetic, if it does not fit.
 
-    `facts` are as good before the KV cache and the pools are made as after. `num_kv_blocks`, if it
-    is given, is only checked; else there are as many as fit: no more than all sequences at full
-    length need, and no fewer than one of them does.
+    `facts` may be taken before or after the KV cache and the pools are made. If `num_kv_blocks` is
+    given it is only checked. Otherwise as many blocks are taken as fit, up to what all sequences at
+    full length need; that one such sequence fits is required.
     """
     if not 0 < utilization <= 1:
         raise ConfigError(f"gpu_memory_utilization must be above 0 and up to 1, not {utilization}")

@@ -1,4 +1,4 @@
-"""A step at the token budget, run once to see what it takes."""
+"""Runs trial steps, to measure the memory that a step at the token budget takes."""
 
 from functools import partial
 
@@ -54,7 +54,7 @@ def measure_step(
     stager: InputStager,
     rows: list[ScheduledRow],
 ) -> int:
-    """Bytes that a step takes beyond what it finds."""
+    """Peak bytes that a step takes, beyond what was held before it."""
     return device.peak_of(partial(run_step, decoder, kv_cache, attention, sampler, stager, rows))
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # benchmarks on foreign machines have no library for grammars
 
 @dataclass(frozen=True, slots=True)
 class DeviceSetup:
-    """A device with its operations; all that follows from the adapter slots is told by them."""
+    """A device, its operations, and the sizes that follow from the number and rank of adapters."""
 
     device: Device
     make_ops: Callable[[int], DecoderOps]
-    """The longest sequence's positions -> what the decoder computes with."""
+    """(length of the longest sequence) -> the operations that the decoder uses."""
     make_sampler: "Callable[[DecoderConfig, Grammars | None], LaunchingSampler]"
     max_loras: int
     max_lora_rank: int
@@ -40,7 +40,7 @@ class DeviceSetup:
         return rank_rows(self.max_loras, self.max_lora_rank)
 
     def kernels(self) -> DeviceKernels:
-        """Tables and weights of adapters."""
+        """Makers of adapter tables and weights."""
         return device_kernels(
             self.device.torch_device,
             max_rank=self.max_lora_rank,
@@ -49,15 +49,15 @@ class DeviceSetup:
         )
 
     def ragged_batch(self, max_rows: int, dtype: torch.dtype) -> DeviceLoraBatch:
-        """For eager steps of up to so many rows."""
+        """A batch for eager steps of up to `max_rows` rows."""
         return self._batch(max_rows, dtype, is_static=False)
 
     def static_batch(self, num_rows: int, dtype: torch.dtype) -> DeviceLoraBatch:
-        """For graphs of decode steps. Its kernels fit as many adapters as there are slots."""
+        """A batch for graphs of decode steps, tuned for rows of as many adapters as possible."""
         return self._batch(num_rows, dtype, is_static=True)
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Of device memory that a batch for so many rows holds."""
+        """Bytes of device memory that a batch for `num_rows` rows holds."""
         return batch_bytes(
             num_rows,
             max_slices=MAX_SLICES,
@@ -91,9 +91,9 @@ def cuda_setup(*, max_loras: int, max_lora_rank: int, index: int = 0) -> DeviceS
 def interpreter_setup(
     *, max_loras: int, max_lora_rank: int, batch_invariant: bool = False
 ) -> DeviceSetup:
-    """The GPU's path on a CPU, its kernels in Triton's interpreter: for proofs, by hours slower.
+    """The GPU's code path on a CPU, with kernels in Triton's interpreter: very slow, for tests.
 
-    The interpreter is chosen before Triton is imported: TRITON_INTERPRET=1 in the environment.
+    Set TRITON_INTERPRET=1 in the environment before Triton is imported.
     """
     device = HostDevice()
     return DeviceSetup(

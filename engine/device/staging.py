@@ -1,4 +1,4 @@
-"""A ragged step's inputs on the device: one copy for what the model reads, one for adapters."""
+"""Copies a ragged step's inputs to the device: one copy for the model, one for the adapters."""
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -12,7 +12,7 @@ from lora_kernels.device_batch import DeviceLoraBatch
 
 
 class InputStager:
-    """Of one runner: the adapters' batches are its own, and serve one step after another."""
+    """Belongs to one runner: its adapter batches are reused by one step after another."""
 
     def __init__(self, device: Device, lora: DeviceLoraBatch, logit_lora: DeviceLoraBatch) -> None:
         """`lora` has room for a step's tokens, `logit_lora` for its rows; neither is static."""
@@ -21,7 +21,7 @@ class InputStager:
         self._logit_lora = logit_lora
 
     def place(self, inputs: BatchInputs) -> BatchInputs:
-        """Queue the copies. What attention plans by stays on the host: it sends that itself."""
+        """Queue the copies. What attention plans with stays on the host; it sends that itself."""
         parts = [
             tensor.numpy()
             for tensor in (

@@ -1,8 +1,8 @@
-"""Each kind of launch that an eager step can make, once, at start: so no step has to compile one.
+"""Makes every kind of launch of an eager step once, at start, so that no step has to compile.
 
-Triton compiles a kernel anew for each set of constants, and for arguments that 16 divides or not:
-a second each, the first time on a machine. A step that met a new kind would hold up all tenants.
-Graphs of decode steps are captured at start too, which compiles theirs.
+Triton compiles a kernel anew for every set of constants, and again for arguments that are multiples
+of 16 or are not. That takes a second each, the first time on a machine, and would hold up all
+tenants during a step. Graphs of decode steps are captured at start too, which compiles theirs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from lora_kernels.device_kernels import Pin, PinnedWeights
 from lora_kernels.tiles import BGMV_MAX_MEAN_ROWS, SGMV_16_MAX_MEAN_ROWS, SMALL_BATCH_ROWS
 
 MOST_LOGPROBS = 20
-"""Per token, as OpenAI's API allows; the kernels that find them differ by powers of two."""
+"""Per token, as in OpenAI's API; the kernels that find them differ for each power of two."""
 
 
 def warm_up(
@@ -66,9 +66,9 @@ def warm_up(
 
 
 def decode_counts(max_num_seqs: int) -> list[int]:
-    """Rows of trial steps that meet every number of splits.
+    """Rows of trial steps that together use every number of splits.
 
-    A split's number is a power of two that falls by half, at most, as rows double.
+    The number of splits is a power of two, which at most halves when the rows double.
     """
     counts = [1 << power for power in range(max_num_seqs.bit_length())]
     return sorted({*counts, max_num_seqs})
@@ -77,9 +77,9 @@ def decode_counts(max_num_seqs: int) -> list[int]:
 def adapted_steps(
     max_loras: int, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """Rows (slot, length) of trial steps that meet every variant, for small batches and others.
+    """(slot, length) rows of trial steps that together use every variant of the LoRA kernels.
 
-    Rows of one token where there can be so many: then the output layer meets the variant too.
+    Rows have one token if that many rows are possible: then the output layer uses the variant too.
     """
     more = SMALL_BATCH_ROWS + 1
     for num_slots, num_tokens in (
@@ -96,7 +96,7 @@ def adapted_steps(
             for share in [num_tokens * (slot + 1) // num_slots - num_tokens * slot // num_slots]
             for begin in range(0, share, longest)
         ]
-        # What is not possible here is not possible later.
+        # Steps that the limits forbid here cannot happen later either.
         if (
             num_slots <= max_loras
             and num_tokens <= max_num_batched_tokens
@@ -106,7 +106,7 @@ def adapted_steps(
 
 
 def _fill_first_slot(decoder: Decoder, pin: Pin) -> None:
-    """An adapter of rank 1 that adds nothing; without ranks nothing is launched."""
+    """Install an adapter of rank 1 that adds nothing; with rank 0 nothing would be launched."""
     for projection in decoder.projections.values():
         table = projection.lora
         slices = [
