@@ -1,11 +1,10 @@
 """`loraplex simulate`: policies and arrival rates, on the real scheduler in simulated time."""
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,26 +15,14 @@ from engine.simulation.study import (
     NamedPolicy,
     Row,
     Study,
-    grouped,
     run,
     run_jobs,
-    spread,
 )
 from loraplex.cli.counted_work import CountedWork
-from loraplex.cli.options import print_table, print_wide_table
-from loraplex.cli.study_options import make_study, settings_of, study_options
-from loraplex.reports.of_alerts import alert_lines, alerts, recognised_table
-from loraplex.reports.of_queues import last_waits, queue_table
-from loraplex.reports.of_simulation import COLUMNS, cell, plain_range, rounded
-
-if TYPE_CHECKING:
-    from engine.simulation.failure_modes import Recognised
-    from engine.simulation.published import Comparison
+from loraplex.cli.simulate_output import ENOUGH_SEEDS, Findings, print_findings, write_findings
+from loraplex.cli.study_options import make_study, study_options
 
 NUM_SEEDS = 3
-ENOUGH_SEEDS = 10
-"""Of the published study: a mean of so many strays less than what is allowed it."""
-SHOWN_ADAPTERS = 5
 
 
 @click.command()
@@ -125,45 +112,25 @@ def simulate(
                         for seed, policy, rate in product(range(num_seeds), chosen, rates)
                     ]  # fmt: skip
                     rows = _run_fleets(fleets, num_processes)
-                found = _Found(study, rows)
+                found = Findings(study, rows)
     except (ConfigError, TraceError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    if json_file is not None:
-        json_file.write_text(json.dumps(_document(found), indent=1) + "\n")
-    if html_file is not None:
-        html_file.write_text(_report(found))
-    _print(found)
+    write_findings(found, json_file, html_file)
+    print_findings(found)
     if not found.holds:
         raise click.exceptions.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was simulated, and with a preset what it was compared with."""
-
-    study: Study
-    rows: Sequence[Row]
-    comparisons: Sequence["Comparison"] = ()
-    recognised: Sequence["Recognised"] = ()
-    num_seeds: int = 1
-    """Behind each comparison."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether a preset's comparison came out as it should."""
-        return all(one.holds for one in (*self.comparisons, *self.recognised))
-
-
-def _failures(num_processes: int) -> _Found:
+def _failures(num_processes: int) -> Findings:
     from engine.simulation import failure_modes
 
     jobs = failure_modes.jobs()
     what = "each failure mode, then its cure"
     rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
-    return _Found(failure_modes.STUDY, rows, recognised=failure_modes.recognise(rows))
+    return Findings(failure_modes.STUDY, rows, recognised=failure_modes.recognise(rows))
 
 
-def _published(num_seeds: int, num_processes: int, *, has_curves: bool) -> _Found:
+def _published(num_seeds: int, num_processes: int, *, has_curves: bool) -> Findings:
     from engine.simulation import published
 
     jobs = published.jobs(num_seeds, with_curves=has_curves)
@@ -173,7 +140,7 @@ def _published(num_seeds: int, num_processes: int, *, has_curves: bool) -> _Foun
     )
     rows = _collect(run_jobs(jobs, num_processes=num_processes), len(jobs), what)
     comparisons = published.compare(rows)
-    return _Found(published.STUDY, rows, comparisons=comparisons, num_seeds=num_seeds)
+    return Findings(published.STUDY, rows, comparisons=comparisons, num_seeds=num_seeds)
 
 
 def _policies(study: Study, names: Sequence[str]) -> list[NamedPolicy]:
@@ -240,89 +207,3 @@ def _collect(rows: Iterator[Row], number: int, what: str) -> list[Row]:
             collected.append(row)
             work.update(len(collected), f"last {row.policy} at {row.rate:g}/s, seed {row.seed}")
     return collected
-
-
-def _document(found: _Found) -> dict[str, Any]:
-    saturation: dict[str, float] = {}
-    for (policy, _), group in grouped(found.rows).items():
-        mean = spread(group, lambda row: row.figures.output_tokens_per_second).mean
-        saturation[policy] = max(mean, saturation.get(policy, 0.0))
-    document: dict[str, Any] = {
-        "rows": [row.as_dict() for row in found.rows], "saturation": saturation,
-    }  # fmt: skip
-    if found.comparisons:
-        document["published"] = [asdict(c) | {"holds": c.holds} for c in found.comparisons]
-    if found.recognised:
-        document["failures"] = [
-            {
-                "kind": one.mode.kind, "made_by": one.mode.made_by, "is_named": one.is_named,
-                "cured_by": one.mode.cured_by, "is_silent_when_cured": one.is_silent,
-            }
-            for one in found.recognised
-        ]  # fmt: skip
-    return document
-
-
-def _report(found: _Found) -> str:
-    from loraplex.reports.html import render
-    from loraplex.reports.of_simulation import failure_report, simulation_report
-
-    if found.recognised:
-        return render(failure_report(found.rows, found.recognised))
-    settings = settings_of(found.study)
-    return render(simulation_report(found.rows, found.comparisons, settings))
-
-
-def _print(found: _Found) -> None:
-    _print_rows(found.rows)
-    if not found.recognised:
-        _print_waits(found.rows)
-    click.echo("\nAlerts")
-    click.echo("\n".join(alert_lines(alerts(found.rows))))
-    if found.recognised:
-        click.echo()
-        table = recognised_table(found.recognised)
-        print_table(table.columns, table.rows)
-    if found.comparisons:
-        click.echo()
-        _print_comparisons(found.comparisons, found.num_seeds)
-
-
-def _print_rows(rows: Sequence[Row]) -> None:
-    print_wide_table(
-        ["policy", "requests/s", *(heading for heading, _, _ in COLUMNS)],
-        [
-            [policy, f"{rate:g}" if rate else "trace", *(cell(group, *c[1:]) for c in COLUMNS)]
-            for (policy, rate), group in grouped(rows).items()
-        ],
-    )
-
-
-def _print_waits(rows: Sequence[Row]) -> None:
-    title, waits = last_waits(grouped(rows))
-    table = queue_table(waits[:SHOWN_ADAPTERS])
-    if table is not None:
-        click.echo(f"\n{title}")
-        print_table(table.columns, table.rows)
-
-
-def _print_comparisons(comparisons: Sequence["Comparison"], num_seeds: int) -> None:
-    print_table(
-        ["quantity", "published", "ours", "±", "tolerance", ""],
-        (
-            [
-                c.quantity,
-                plain_range(c.lowest, c.highest),
-                rounded(c.ours.mean, 4),
-                rounded(c.ours.deviation, 2) if c.ours.deviation else None,
-                f"{c.tolerance:.0%}",
-                "ok" if c.holds else "OFF",
-            ]
-            for c in comparisons
-        ),
-    )
-    if num_seeds < ENOUGH_SEEDS:
-        click.echo(
-            f"\n{num_seeds} seeds are few: a mean of them strays by ± / √{num_seeds}, so that what "
-            f"is OFF may be chance. Without --seeds there are {ENOUGH_SEEDS}."
-        )
