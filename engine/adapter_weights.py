@@ -1,4 +1,4 @@
-"""One adapter in host memory, fused and rounded as the model runs it."""
+"""Reads one adapter into host memory, fused and rounded as the model runs it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,14 +42,14 @@ class AdapterWeights:
     """Only those that the adapter has weights for."""
     nbytes: int
     affines: Mapping[ProjectionKey, ColumnAffine] = field(default_factory=dict[Any, Any])
-    """Of projections that DoRA or trained biases change beside."""
+    """For projections that DoRA or trained biases change as well."""
     embedding: EmbeddingLora | None = None
     own: OwnWeights | None = None
-    """In place of the base's."""
+    """Weights that replace the base's."""
 
     @property
     def is_uncommon(self) -> bool:
-        """Whether it changes more than the layers' projections by a low rank."""
+        """Whether it has more than low-rank updates of the layers' projections."""
         return (
             bool(self.affines)
             or self.embedding is not None
@@ -72,9 +72,9 @@ def load_adapter(
 ) -> AdapterWeights:
     """Read an adapter's folder; safe on any thread.
 
-    The files are checked as at their upload, and must hash to `digest`, before a tensor is used.
-    Values are rounded to `dtype`, and fused into `projections` for `kernels`: all three the
-    model's. `scheme` is how the base is quantised; `max_rank` and `max_full_values` are those of
+    Before a tensor is used, the files are checked as at their upload, and must hash to `digest`.
+    Values are rounded to the model's `dtype` and fused into its `projections`, for its `kernels`.
+    `scheme` says how the base is quantised; `max_rank` and `max_full_values` are passed to
     `inspect_adapter`. Raises AdapterUnavailable.
     """
     weights_file = folder / WEIGHTS_FILE
@@ -162,7 +162,7 @@ class _Source:
     def own(self) -> OwnWeights | None:
         if not self._saved:
             return None
-        # Copies: the file's own pages would be read from disk within a step.
+        # Copied, or a step would read the file's pages from disk.
         weights: dict[str, Tensor] = {
             module: self._tensor(key).to(self._dtype, copy=True)
             for module, key in self._saved.items()
@@ -181,9 +181,11 @@ class _Source:
         return LoraSlice(a, b, binding.scaling)
 
     def _member_affine(self, module: str) -> ColumnAffine | None:
-        """With DoRA's factor m, bias b of the base, b' in its place, and β of B.
+        """The scale and shift that turn the projection's output into PEFT's.
 
-        PEFT computes ``m (W x + s B A x) + b' + s β``; the projection has added b already.
+        PEFT computes ``m (W x + s B A x) + b' + s β`` with DoRA's factor m, the trained bias b'
+        (or else the base's bias b) and the bias β of B. The projection computed
+        ``W x + s B A x + b``.
         """
         binding, bias_key = self._bindings.get(module), self._biases.get(module)
         magnitude_key = None if binding is None else binding.magnitude_key

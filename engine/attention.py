@@ -39,7 +39,7 @@ class AttentionBackend(Protocol):
     """
 
     def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> Any:
-        """What a step's batch needs in every layer; computed once, passed to `attend`."""
+        """What every layer needs of a step's batch; computed once, passed to `attend`."""
         ...
 
     def attend(
@@ -51,7 +51,7 @@ class AttentionBackend(Protocol):
             query: [padded, num_heads, head_dim], the tokens of `BatchInputs`, positions applied.
             kv_cache: already holds the keys and values of the step's own tokens.
             layer: whose keys and values.
-            window: positions that a query sees, its own included; None: all up to its own.
+            window: how many positions a query sees, its own included; None: all up to its own.
             plan: of this step's batch.
 
         Returns:
@@ -64,30 +64,30 @@ class AttentionBackend(Protocol):
 class StaticPlan(Protocol):
     """A plan of decode steps whose buffers keep their addresses.
 
-    A captured CUDA graph that attends with it reads whatever rows the last `update` brought.
+    A captured CUDA graph that attends with it reads the rows of the last `update`.
     """
 
     def update(self, inputs: BatchInputs) -> None:
         """Take a step's rows: `starts` and `block_tables`, both on the host.
 
-        There are as many rows as the plan was made for, each with one token. Padded ones are rows
-        like others: one token at position 0, on a block that no sequence owns. Copies are queued
-        on the current stream; nothing waits for the device.
+        There must be as many rows as the plan was made for, each with one token. Padding rows are
+        ordinary rows: one token at position 0, on a block that no sequence owns. Copies are queued
+        on the current stream, without waiting for the device.
         """
         ...
 
 
 @runtime_checkable
 class StaticAttention(Protocol):
-    """An `AttentionBackend` that can be captured; others are planned anew in each step."""
+    """An `AttentionBackend` that CUDA graphs can capture; others are planned in every step."""
 
     def make_static_plan(self, num_rows: int, max_blocks: int, kv_cache: KVCache) -> StaticPlan:
-        """For decode steps of `num_rows` rows with tables of up to `max_blocks`, for `attend`.
+        """A plan for decode steps of `num_rows` rows with up to `max_blocks` blocks each.
 
-        Launches depend on these numbers only: grids and splits are those of the capacity.
+        Launches depend on these numbers only: grids and splits are sized for the capacity.
         """
         ...
 
     def static_plan_bytes(self, num_rows: int, max_blocks: int) -> int:
-        """Of device memory that such a plan holds."""
+        """Bytes of device memory that such a plan holds."""
         ...

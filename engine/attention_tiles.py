@@ -21,8 +21,8 @@ KV_TILE = 64
 class DecodeTiles:
     """Rows with one query each. (row, tile) pairs are *items*, ordered by tile, then by row.
 
-    Rows are sorted by their number of tiles, most first: those that have a t-th tile are the first
-    `active[t]` rows, and their t-th items lie together.
+    Rows are sorted by their number of tiles, most first. So the rows that have a t-th tile are the
+    first `active[t]` ones, and the items of their t-th tiles are adjacent.
     """
 
     tokens: Tensor

@@ -28,21 +28,21 @@ class KVShape:
 
 
 class KVCache:
-    """Storage of `num_blocks` blocks, and one more that always reads as zeros.
+    """Storage of `num_blocks` blocks, and of one more that always reads as zeros.
 
-    A block is cleared when its first position is written (`clear_blocks`). Attention multiplies
-    masked values by zero, and 0 * NaN is NaN: without this, a sequence whose values overflowed
-    would poison whoever gets its blocks next.
+    A block must be cleared when its first position is written (`clear_blocks`). Attention
+    multiplies masked values by zero, and 0 * NaN is NaN: otherwise a sequence whose values
+    overflowed would poison the next owner of its blocks.
     """
 
     needs_clearing: ClassVar[bool] = True
-    """Whether `clear_blocks` does anything; the runner then brings it the blocks."""
+    """Whether `clear_blocks` does anything; if so, the runner calls it."""
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device | str = "cpu") -> None:
         self.num_blocks = num_blocks
         self.block_size = shape.block_size
         # [layer, key or value, head, block, offset, channel]: a head's block is contiguous.
-        # Not zeroed: the system then commits memory block by block, as blocks are first used.
+        # Not zeroed, so that the system commits memory only as blocks are first used.
         sizes = (
             shape.num_layers, 2, shape.num_kv_heads, num_blocks + 1, shape.block_size,
             shape.head_dim,
@@ -52,7 +52,7 @@ class KVCache:
 
     @property
     def zero_block(self) -> int:
-        """A block that nobody writes."""
+        """Index of the block that nobody writes."""
         return self.num_blocks
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,9 @@ class DecoderLayer:
     """One layer's weights; norms as `DecoderOps.norm` takes them."""
 
     attention_norm: Tensor
-    """Of what goes into attention."""
+    """Applied to what goes into attention."""
     attention_out_norm: Tensor | None
-    """Of what attention adds to the residual."""
+    """Applied to what attention adds to the residual (Gemma 2)."""
     mlp_norm: Tensor
     mlp_out_norm: Tensor | None
     query_norm: Tensor | None
@@ -90,13 +90,13 @@ class Decoder:
             unit_offset_norms=config.unit_offset_norms,
             num_slots=lm_head.lora.num_slots,
         )
-        """The adapter slots of whole weights in place of the base's."""
+        """The adapter slots of weights that replace the base's."""
         self._embedding = embedding
         self._final_norm = final_norm
         self._lm_head = lm_head
         self._no_adapters = LoraBatch.from_runs([], [])
         self._rotary = RotaryTable(config.inv_freq, config.rope_scaling, max_positions, device)
-        # Rounded as transformers does: the root of 3072 is 55.5 in bfloat16.
+        # Rounded to the dtype, as transformers does: the root of 3072 is 55.5 in bfloat16.
         self._embedding_scale = (
             None
             if config.embedding_scale is None
@@ -159,7 +159,7 @@ class Decoder:
                 kv_cache.write(index, key[tokens], value[tokens], inputs.slot_mapping)
             attended = attention.attend(query, kv_cache, index, layer.window, plan)
             if index == len(self.layers) - 1:
-                # Nobody reads what else the last layer would make of tokens that do not sample.
+                # After the last attention, only tokens that are sampled from are still needed.
                 x, attended, lora = self._only_sampling(inputs, x, attended)
                 own = self._own_rows(lora)
             update = layer.out(attended, lora)

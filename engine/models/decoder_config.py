@@ -1,4 +1,4 @@
-"""What the decoder needs to know of a Hugging Face config; what it cannot honour is refused."""
+"""What the decoder needs of a Hugging Face config; refuses what would not be computed exactly."""
 
 import json
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from engine.models.families import FAMILIES, BiasRule, Family
 from engine.models.projections import LayerProjections
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-"""Frequencies that a position and the longest sequence served decide. `dynamic` changes with each
-length, so that cached keys would no longer be those that transformers computes."""
+"""Types whose frequencies depend only on the position and on the longest sequence served. Those of
+`dynamic` change with each length, so cached keys would differ from those of transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """For each layer, how many positions a query sees, its own included; None: all."""
     inv_freq: tuple[float, ...]
-    """[rotary_dim / 2] rotary frequencies; the channels of a head past `rotary_dim` stay."""
+    """[rotary_dim / 2] rotary frequencies; a head's channels past `rotary_dim` are not rotated."""
     rope_scaling: float
     """Factor of the rotary cosines and sines (yarn, longrope)."""
     activation: Literal["silu", "gelu_pytorch_tanh"]
@@ -92,10 +92,10 @@ class DecoderConfig:
 def read_decoder_config(model_dir: Path, max_model_len: int | None = None) -> DecoderConfig:
     """Read `config.json` and `generation_config.json`.
 
-    `max_model_len` is the longest sequence that will be run, in tokens; None: as many as the model
-    computes one way. For longrope that is `original_max_position_embeddings`: transformers takes
-    other frequencies for all positions of a longer sequence, so whoever asks for more gets those
-    for every sequence.
+    `max_model_len` is the length of the longest sequence that will be run, in tokens; None: as long
+    as the model allows. For longrope that is `original_max_position_embeddings`: transformers uses
+    other frequencies for every position of a longer sequence, so asking for more gives those to
+    all sequences.
 
     Raises ConfigError that names the field, for a model that would not be computed exactly.
     """

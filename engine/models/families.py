@@ -16,13 +16,13 @@ class Family:
     architecture: str
     projections: LayerProjections = SPLIT_PROJECTIONS
     qkv_bias: BiasRule = False
-    """A string names the config field that decides."""
+    """A bool, or the name of the config field that decides."""
     o_bias: BiasRule = False
     mlp_bias: BiasRule = False
     qk_norm: bool = False
     windowed: Literal["no", "all", "by_layer"] = "no"
     partial_rotary: bool = False
-    """Whether `partial_rotary_factor` may leave the last channels of a head as they are."""
+    """Whether `partial_rotary_factor` may leave a head's last channels unrotated."""
     activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
     """The only value of `activation_field` that is served."""
     activation_field: str = "hidden_act"

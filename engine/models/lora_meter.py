@@ -1,16 +1,15 @@
-"""How long adapters' updates take within a forward pass: clocked in some steps, told for all."""
+"""How long adapters' updates take within a forward pass: measured in some steps, else estimated."""
 
 MEASURE_EVERY = 16
-"""Steps. A clocked one costs two readings of the clock for each projection: tens of
-microseconds."""
+"""Steps. A measured one reads the clock twice for each projection: tens of microseconds."""
 
 
 class LoraMeter:
     """Shared by a decoder's projections, which add to `seconds` while it `is_on`.
 
-    Of a step that is not clocked it tells the share of the run that the last clocked one of its
-    kind had: steps with prefills are one kind, those that only decode the other. On a device, where
-    a clock on the host sees only launches, it is never on.
+    For other steps it assumes the share of the run that updates had in the last measured step of
+    the same kind: steps with prefills, or steps that only decode. On a device it is never on,
+    because the host's clock sees only launches.
     """
 
     __slots__ = ("_is_prefill", "_num_steps", "_shares", "is_on", "seconds")
@@ -31,7 +30,7 @@ class LoraMeter:
         self.seconds = 0.0
 
     def end(self, run_seconds: float) -> float:
-        """It ended, after so many seconds: those of its adapters' updates."""
+        """The step ended after `run_seconds`; returns how many of them its updates took."""
         if self.is_on:
             self.is_on = False
             self._shares[self._is_prefill] = self.seconds / run_seconds if run_seconds else 0.0

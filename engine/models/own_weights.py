@@ -1,7 +1,7 @@
-"""Weights that an adapter has in place of the base's: norms, the embedding, the output layer.
+"""Weights that replace the base's for one adapter: norms, the embedding, the output layer.
 
-PEFT's `modules_to_save`. Few adapters have them, so this is plain PyTorch beside the base's own
-operations: these compute for all rows, and what an adapter's rows get is then put in its place.
+These are PEFT's `modules_to_save`. Few adapters have them, so this is plain PyTorch: the base's
+operations compute all rows first, then the rows of such adapters are computed again and replaced.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from lora_kernels.device_batch import DeviceLoraBatch
 
 
 class NormPlace(NamedTuple):
-    """A norm of the residual stream: of a layer, by its field, or the last one (layer -1)."""
+    """A norm of the residual stream: layer and field of `DecoderLayer`, or `FINAL_NORM`."""
 
     layer: int
     name: str
@@ -29,7 +29,7 @@ FINAL_NORM = NormPlace(-1, "norm")
 
 @dataclass(frozen=True, slots=True)
 class OwnWeights:
-    """What one adapter has, in the model's dtype."""
+    """One adapter's whole weights, in the model's dtype."""
 
     norms: Mapping[str, Tensor] = field(default_factory=dict[Any, Any])
     """[hidden_size] each, by Hugging Face's path of the norm."""
@@ -52,10 +52,10 @@ class _Held(NamedTuple):
 
 
 class OwnRows:
-    """The rows of one batch whose adapters have own weights; every method changes those only.
+    """The rows of one batch whose adapters have own weights; every method changes only those.
 
-    Row by row, or in GEMMs of a multiple of ROW_TILE rows: a row's bits do not depend on its
-    neighbours.
+    Rows are computed one by one, or in GEMMs of a multiple of ROW_TILE rows, so that a row's bits
+    do not depend on its neighbours.
     """
 
     def __init__(self, parts: list[tuple[Tensor, _Held]], ops: DecoderOps, eps: float) -> None:
@@ -64,7 +64,7 @@ class OwnRows:
         self._eps = eps
 
     def embed_(self, x: Tensor, token_ids: Tensor) -> None:
-        """Look the rows' tokens [rows] up; x is [rows, hidden_size]."""
+        """Look up the embeddings of the rows' `token_ids` [rows]; x is [rows, hidden_size]."""
         for rows, held in self._parts:
             if held.embedding is not None:
                 found = F.embedding(token_ids.index_select(0, rows), held.embedding)
@@ -120,7 +120,7 @@ class OwnWeightsTable:
     def rows(
         self, batch: LoraBatch | DeviceLoraBatch, ops: DecoderOps, eps: float
     ) -> OwnRows | None:
-        """The rows of a batch that have own weights; None: there are none."""
+        """The rows of a batch that have own weights; None if there are none."""
         parts: list[tuple[Tensor, _Held]] = []
         for segment, slot in enumerate(batch.segment_slot):
             held = self._slots[slot]
@@ -134,7 +134,7 @@ class OwnWeightsTable:
         for path, weight in weights.norms.items():
             if path not in self._places or weight.shape != self._sizes[1:]:
                 raise ValueError(f"'{path}' of {list(weight.shape)} is no norm of the decoder")
-            # As the decoder holds its own.
+            # As the decoder holds the base's.
             norms[self._places[path]] = weight.float() + 1.0 if self._unit_offset_norms else weight
         for end in (weights.embedding, weights.output_layer):
             if end is not None and end.shape != self._sizes:

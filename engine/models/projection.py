@@ -1,4 +1,4 @@
-"""A linear and what adapters add to it."""
+"""A linear layer with the updates that adapters add to it."""
 
 from time import perf_counter
 
@@ -12,7 +12,7 @@ from lora_kernels.device_kernels import Table, Weights
 
 
 class Projection:
-    """A linear, possibly several of the checkpoint's fused, with the adapters' slots beside it."""
+    """A linear, possibly fused from several of the checkpoint's, with adapter slots beside it."""
 
     def __init__(self, linear: LinearOp, lora: Table) -> None:
         self._linear = linear
@@ -22,12 +22,12 @@ class Projection:
         """Whether any slot holds something."""
         self._held: set[int] = set()
         self.meter = LoraMeter()
-        """Off, unless the runner gives all projections one of its own."""
+        """Never on, unless the runner replaces it by one that all projections share."""
 
     def install(
         self, slot: int, weights: Weights | None, affine: ColumnAffine | None = None
     ) -> None:
-        """Point a slot to what an adapter has for this projection, which may be nothing.
+        """Point a slot to an adapter's weights for this projection, which may be none.
 
         Raises ValueError where it does not fit.
         """

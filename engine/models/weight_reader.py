@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors by name, and notices what nobody asked for."""
+"""Reads a checkpoint's tensors by name, and notices those that nobody asked for."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ class WeightReader:
         return self._files[stored.file].tensor(stored.info).to(self._device).to(self._dtype)
 
     def skip(self, name: str) -> None:
-        """This tensor is known and not needed."""
+        """Accept a tensor that is known but not needed."""
         self._taken.add(name)
 
     def check_all_taken(self) -> None:
