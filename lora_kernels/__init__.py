@@ -1,9 +1,10 @@
-"""Low-rank updates of a ragged batch: ``y += scaling * (x @ A.T) @ B.T``, another A, B per row.
+"""Low-rank updates of a ragged batch: ``y += scaling * (x @ A.T) @ B.T``, with A and B by row.
 
-`LoraBatch` says which rows belong to which adapter slot (once a step), `LoraTable` what the slots
-hold for one projection (written only when an adapter comes or goes), `add_lora` applies it.
-`AffineTable` and `EmbeddingTable` do the same for what only few adapters have.
-`choose_cpu_kernels` picks the CPU path, which makes the tables and fuses the weights.
+- `LoraBatch`: which rows belong to which adapter slot; made once for each step.
+- `LoraTable`: what the slots hold for one projection; written only when an adapter comes or goes.
+- `add_lora`: applies both.
+- `AffineTable`, `EmbeddingTable`: the same for updates that only few adapters have.
+- `choose_cpu_kernels`: picks the CPU path, which makes the tables and fuses the weights.
 """
 
 from lora_kernels.batch import LoraBatch

@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
-    """Rows grouped into segments, one segment for each slot in use; base rows are in none.
+    """Rows grouped into segments, one for each slot in use; rows of the base are in none.
 
     Kernels read rows through `permutation`, so rows need not move. The same batch serves every
-    projection of the step.
+    projection of a step.
     """
 
     num_rows: int
-    """Rows that x and y have at least; rows past them (padding) are left alone."""
+    """x and y have at least this many rows; further ones (padding) are left alone."""
     permutation: Tensor
     """[segment_indptr[-1]] int64: row numbers, segment after segment, ascending in each."""
     segment_indptr: tuple[int, ...]
@@ -28,9 +28,9 @@ class LoraBatch:
     segment_start: tuple[int | None, ...]
     """First row of a segment whose rows are consecutive, else None."""
     words: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
-    """The same for the compiled kernel: number of segments, indptr, slots, permutation."""
+    """The same, for the compiled kernel: number of segments, indptr, slots, permutation."""
     address: int = field(init=False, repr=False, compare=False)
-    """Of `words`."""
+    """Memory address of `words`."""
     max_slot: int = field(init=False, repr=False, compare=False)
     """The largest of `segment_slot`; -1 where there is none."""
 

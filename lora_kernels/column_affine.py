@@ -1,6 +1,7 @@
-"""A factor and a summand for each output of a projection, another for each adapter.
+"""A factor and a summand for each output of a projection, by adapter.
 
-What DoRA and trained biases amount to once the low-rank update is added. Rare, so plain PyTorch.
+That is what DoRA and trained biases amount to once the low-rank update was added. Few adapters have
+them, so this is plain PyTorch.
 """
 
 from dataclasses import dataclass

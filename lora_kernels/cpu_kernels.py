@@ -19,16 +19,16 @@ CpuWeights = LoraWeights | PackedWeights
 
 @dataclass(frozen=True, slots=True)
 class CpuKernels:
-    """One CPU path: its tables take only weights that it fused."""
+    """One CPU path. Its tables take only weights that it fused itself."""
 
     name: str
     """`torch`, or `native` and the instruction set, such as `native/avx2`."""
     make_table: Callable[[int, Sequence[int], int, torch.dtype], CpuTable]
     """(in_features, slice_sizes, num_slots, dtype) -> a table of empty slots."""
     fuse: Callable[[Sequence[LoraSlice | None], torch.dtype], CpuWeights]
-    """Slices of one adapter and projection, at least one of them present, rounded to the dtype.
+    """Fuse the slices of one adapter and projection, at least one present, rounded to the dtype.
 
-    Raises ValueError where shapes do not agree. Safe on any thread.
+    Raises ValueError if shapes do not agree. Safe on any thread.
     """
     fallback_reason: str | None = None
     """Why `auto` did not choose the compiled path."""

@@ -13,7 +13,7 @@ from lora_kernels.table import SlotTable, SlotWeights
 
 
 class NativeLoraTable(SlotTable[PackedWeights]):
-    """`LoraTable` for the compiled kernel: beside the weights, what the kernel reads of them."""
+    """`LoraTable` for the compiled kernel; keeps the addresses and sizes that the kernel reads."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class NativeLoraTable(SlotTable[PackedWeights]):
         return packed
 
     def accepts(self, y: Tensor, x: Tensor, batch: LoraBatch) -> bool:
-        """Whether all fits and lies as the kernel wants it; the fewest checks that make it safe."""
+        """Whether the kernel can take these operands: the fewest checks that make it safe."""
         dtype, shape = self.dtype, x.shape
         return (
             x.dtype is dtype

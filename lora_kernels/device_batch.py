@@ -22,11 +22,11 @@ TILE_FIELDS = 3
 class DeviceLoraBatch:
     """`LoraBatch` for devices: static buffers that `update` fills once a step.
 
-    The buffers also hold what a shrink leaves for its expand, so that one batch serves one stream.
+    The buffers also hold what a shrink leaves for its expand, so a batch can serve only one stream.
 
-    With a `variant` the launches' grids are those of the capacity, tiles without rows end at once,
-    and a captured CUDA graph replays any later batch. Without one each update picks the variant,
-    and grids cover only the tiles and ranks of the rows at hand.
+    With a `variant` the batch is static: grids are sized for the capacity, tiles without rows end
+    at once, and a captured CUDA graph replays with any later rows. Without one, each update picks
+    the variant, and grids cover only the tiles and ranks of the current rows.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DeviceLoraBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether launches would find nothing to do; a static batch may be filled at any time."""
+        """Whether launches would do nothing. Never for a static batch: it may be filled later."""
         return not self.is_static and not self.segment_slot
 
     @property
@@ -92,7 +92,7 @@ class DeviceLoraBatch:
         return self._buffer[self._first_entry :]
 
     def split_k(self, in_features: int) -> int:
-        """Parts of a shrink's sum over its inputs."""
+        """How many parts a shrink's sum over its inputs is cut into."""
         return 1 if self.batch_invariant or not self._is_small else split_k(in_features)
 
     def shrunk_view(self, num_slices: int, max_rank: int, num_parts: int) -> Tensor:
@@ -160,7 +160,7 @@ class DeviceLoraBatch:
 def batch_bytes(
     max_rows: int, *, max_slices: int, max_rank: int, batch_invariant: bool = True
 ) -> int:
-    """Of device memory that a batch of this capacity holds."""
+    """Bytes of device memory that a batch of this capacity holds."""
     values = _shrunk_values(max_rows, max_slices, max_rank, batch_invariant=batch_invariant)
     return 4 * (_map_values(max_rows) + values)
 

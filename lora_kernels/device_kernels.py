@@ -17,8 +17,10 @@ Pin = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PinnedWeights:
-    """One adapter's weights for one projection, as pages take them: in the model's dtype, B
-    transposed, all in one pinned buffer."""
+    """One adapter's weights for one projection, in one pinned buffer.
+
+    In the layout of the pool's pages: the model's dtype, with B transposed.
+    """
 
     in_features: int
     slice_sizes: tuple[int | None, ...]
@@ -26,7 +28,7 @@ class PinnedWeights:
     parts: tuple[LoraSlice | None, ...]
     """Views of the buffer. `b.T` is contiguous, as `a` is."""
     nbytes: int
-    """Of host memory: PyTorch hands pinned memory out in powers of two."""
+    """Bytes of host memory; PyTorch allocates pinned memory in powers of two."""
 
     @staticmethod
     def pack(slices: Sequence[LoraSlice | None], dtype: torch.dtype, pin: Pin) -> "PinnedWeights":
@@ -63,7 +65,7 @@ class PinnedWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKernels:
-    """As `CpuKernels`, for a device."""
+    """Like `CpuKernels`, for a device."""
 
     name: str
     make_table: Callable[[int, Sequence[int], int, torch.dtype], DeviceLoraTable]
@@ -103,7 +105,7 @@ def device_kernels(
 
 
 def rank_rows(num_slots: int, max_rank: int) -> int:
-    """Rank rows with which no adapter ever lacks room: each slot at the highest rank."""
+    """Rank rows of a pool that always has room: for every slot at the highest rank."""
     return max(num_slots, 1) * pages_for(max_rank) * PAGE_ROWS
 
 

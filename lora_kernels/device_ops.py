@@ -1,4 +1,4 @@
-"""The checks of `add_lora` on a device; the kernels check nothing."""
+"""Checks the operands of `add_lora` on a device; the kernels themselves check nothing."""
 
 import torch
 from torch import Tensor

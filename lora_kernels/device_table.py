@@ -24,8 +24,9 @@ class DeviceLoraTable:
     rows: [rank, scaling's bits, A pages (max_pages), B pages (max_pages)]. A slice without weights
     has rank 0. Tensors keep their addresses, so that a captured CUDA graph sees later installs.
 
-    Installs are queued on the current stream. Whoever installs on another stream than the kernels'
-    must make it wait for their last launch before (pages change hands), and them for it after.
+    Installs are queued on the current stream. To install on another stream than that of the
+    kernels, make it wait for their last launch first, because pages change hands; and make later
+    launches that use the slot wait for the install.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class DeviceLoraTable:
             self.install_slices(slot, [weights.slice(i) for i in range(len(weights.slice_sizes))])
 
     def install_slices(self, slot: int, slices: Sequence[LoraSlice | None]) -> None:
-        """Do as `install`; slices that share the tensor `a` share its pages."""
+        """Like `install`; slices that share the tensor `a` share its pages."""
         self._check(slices)
         self._check_room(slot, slices)
         self.clear(slot)

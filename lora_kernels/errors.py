@@ -1,4 +1,4 @@
-"""What can go wrong with kernels and with device memory for adapters.
+"""Exceptions of the kernels and of the device memory for adapters.
 
 LoraKernelError
 ├── KernelUnavailable    the compiled CPU kernel was not built, or cannot run here

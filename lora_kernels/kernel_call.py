@@ -1,4 +1,4 @@
-"""One launch of a Triton kernel: what runs, and what the ahead-of-time report compiles."""
+"""One launch of a Triton kernel, to be run, or compiled by the ahead-of-time report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from triton import knobs
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One launch; also what the ahead-of-time report compiles, so that both are the same."""
+    """One launch; the ahead-of-time report compiles the same objects that the engine runs."""
 
     kernel: Any
     """A `triton.jit` function."""

@@ -2,8 +2,9 @@
 
 The slices' A are stacked by true rank, then cut into blocks of up to 48 ranks, each
 [in_features, ranks]. Each slice's B is cut into panels of 64 columns, each [ranks, columns]. In
-bfloat16 two neighbours along the summed axis (inputs of A, ranks of B) share a 32-bit word. All
-lies in one buffer: A, scalings, B of each slice; a decode reads it once, front to back.
+bfloat16, two neighbours along the summed axis (inputs of A, ranks of B) share a 32-bit word.
+Everything is in one buffer, which a decode reads once from front to back: A, scalings, and the B of
+each slice.
 """
 
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ class PackedWeights:
 
     @property
     def record(self) -> tuple[int, ...]:
-        """What the kernel's table holds of a slot: see native/add_lora.cpp."""
+        """The record of a slot that holds these weights; see native/add_lora.cpp."""
         base = self.data.data_ptr()
         words = [base + self.offsets[0], base + self.offsets[1], self.total_rank]
         for index, offset in enumerate(self.offsets[2:]):

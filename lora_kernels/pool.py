@@ -9,9 +9,9 @@ from torch import Tensor
 from lora_kernels.errors import PoolExhausted
 
 PAGE_ROWS = 8
-"""Rank rows a page: a rank costs at most 7 rows more than it uses."""
+"""Rank rows of a page; an adapter wastes at most 7 of them."""
 ROW_ALIGNMENT = 16
-"""Elements that a row is padded to a multiple of, so that every row starts on 16 bytes at least."""
+"""Rows are padded to a multiple of this many elements, so that each starts on 16 bytes."""
 
 
 def pages_for(rank: int) -> int:
@@ -38,7 +38,7 @@ class RankRowPool:
             num_pages * PAGE_ROWS, _round_up(row_size, ROW_ALIGNMENT), dtype=dtype, device=device
         )
         """[rows, row_size rounded up]: row r of page p is row ``p * PAGE_ROWS + r``."""
-        # The one place that clears the padding of rows; kernels read it and nothing writes it.
+        # Kernels read the padding of rows. It is cleared here only, since nothing ever writes it.
         self.rows[:, row_size:] = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = [True] * num_pages

@@ -1,4 +1,4 @@
-"""The truth that every other path is tested against: float32, one row at a time."""
+"""The reference that every other path is tested against: float32, one row at a time."""
 
 import torch
 from torch import Tensor

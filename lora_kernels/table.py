@@ -31,8 +31,8 @@ Weights = TypeVar("Weights", bound=SlotWeights)
 class SlotTable(Generic[Weights]):
     """The slots of one projection: written when an adapter comes or goes, read in each step.
 
-    An adapter keeps its own tensors and a slot points to them, so a slot costs nothing by itself,
-    an adapter costs its true rank, and what a slot held before cannot show through.
+    Slots only point to the adapters' own tensors. So an empty slot costs nothing, an adapter costs
+    its true rank, and weights that a slot held before can never be used by mistake.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SlotTable(Generic[Weights]):
         self._slots[slot] = None
 
     def weights(self, slot: int) -> Weights | None:
-        """What a slot holds; None if its adapter, or no adapter, leaves this projection alone."""
+        """What a slot holds; None if it is empty, or its adapter leaves this projection alone."""
         return self._slots[slot]
 
     def slice(self, slot: int, index: int) -> LoraSlice | None:

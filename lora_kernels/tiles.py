@@ -15,11 +15,11 @@ Variant = Literal["bgmv", "sgmv_16", "sgmv_64"]
 VARIANTS: tuple[Variant, ...] = ("bgmv", "sgmv_16", "sgmv_64")
 
 BGMV_MAX_MEAN_ROWS = 2
-"""Past so many rows a segment, one read of the weights for all of them is cheaper."""
+"""With more rows in a segment, reading the weights once for all of them is cheaper."""
 SGMV_16_MAX_MEAN_ROWS = 32
 
 SMALL_BATCH_ROWS = 256
-"""Up to so many rows the tiles of a batch leave processors idle, which split-K puts to work."""
+"""Up to this many rows, a batch has too few tiles for all processors; split-K uses the others."""
 SPLIT_K_CHUNK = 1024
 MAX_SPLIT_K = 4
 
@@ -29,9 +29,9 @@ class Tile:
     """How one kernel cuts its work."""
 
     ranks: int
-    """Ranks a step."""
+    """Ranks that one iteration takes."""
     columns: int
-    """Inputs a step (shrink), or outputs a program (expand)."""
+    """Inputs that one iteration takes (shrink), or outputs of one program (expand)."""
     num_warps: int
     num_stages: int
 
