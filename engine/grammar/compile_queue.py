@@ -1,4 +1,4 @@
-"""Which grammar is compiled next: tenants take turns, so that one's many hold up no other's."""
+"""Which grammar is compiled next: tenants take turns, so that many of one delay no other's."""
 
 import threading
 from collections import OrderedDict
@@ -8,15 +8,18 @@ T = TypeVar("T")
 
 
 class CompileQueue(Generic[T]):
-    """Jobs by tenant and grammar. Each `put` that says True is for one `take`, on any thread."""
+    """Jobs by tenant and grammar. Every `put` that returns True must be followed by one `take`.
+
+    Safe on any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tenants: OrderedDict[str, OrderedDict[str, T]] = OrderedDict()
-        """The one whose turn it is first; each one's oldest job first."""
+        """The tenant whose turn is next comes first; of each tenant, the oldest job."""
 
     def put(self, tenant: str, grammar: str, job: T) -> bool:
-        """Queue a job; False where that tenant's for the grammar waits already: it is replaced."""
+        """Queue a job. Returns False if it replaced a waiting one of this tenant and grammar."""
         with self._lock:
             jobs = self._tenants.setdefault(tenant, OrderedDict())
             is_new = grammar not in jobs

@@ -10,19 +10,19 @@ if TYPE_CHECKING:  # the scheduler's side holds cursors, and imports no numpy
 
 @dataclass(slots=True, eq=False)
 class GrammarCursor:
-    """Lives as long as its sequence does, over preemptions; `Grammars` moves and reads it.
+    """Lives as long as its sequence, preemptions included; `Grammars` moves and reads it.
 
-    It follows the sequence's output tokens when the next one is to be drawn, so that a fork, a
-    recompute or a stop needs no word to it.
+    It catches up with the sequence's output when the next token is drawn, so that forks, recomputes
+    and stops need not tell it anything.
     """
 
     grammar: str
     tenant: str = ""
-    """In whose turn it is compiled."""
+    """The tenant in whose turn the grammar is compiled."""
     matcher: Any = None
     """llguidance's state; None until the grammar is compiled."""
     has_started_anew: bool = False
-    """It failed in a compiled grammar that others had used, and has one of its own time since."""
+    """Whether it failed with a compiled grammar that others had used, and was given a fresh one."""
     num_followed: int = 0
     """Output tokens the matcher has consumed."""
     mask: "NDArray[np.bool_] | None" = None

@@ -26,7 +26,7 @@ from engine.text.tokenizer_files import read_backend, read_config
 CACHE_BYTES = 128 * 2**20
 _ENTRY_BYTES = 4 * 2**20
 _BYTES_PER_CHAR = 40
-"""What a compiled grammar counts as, states that its use adds included: measured, generously."""
+"""Assumed size of a compiled grammar, with the states that its use adds: measured, generously."""
 
 
 class GrammarError(Exception):
@@ -41,7 +41,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._words = np.zeros((1, (tokenizer.vocab_size + 31) // 32), dtype=np.int32)
         self._lock = threading.Lock()
-        """Of the two below and the bytes, which the step loop and the compiling thread change."""
+        """Guards `_waiting`, `_compiled` and `_num_bytes`, which two threads change."""
         self._waiting: dict[str, Future[llguidance.LLMatcher]] = {}
         self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()
         self._num_bytes = 0
@@ -54,8 +54,9 @@ class Grammars:
     ) -> "Grammars | None":
         """Read a model folder's tokenizer; None if it has none that fits, which is logged.
 
-        `vocab_size` is that of the logits; ids that have no token are never allowed. Takes up to a
-        second for large vocabularies, and the interpreter's lock: not for the step loop.
+        `vocab_size` is that of the logits; ids that have no token are never allowed. For large
+        vocabularies this takes up to a second and holds the interpreter's lock, so it must not be
+        called from the step loop.
         """
         try:
             backend = read_backend(model_dir, read_config(model_dir))
@@ -69,16 +70,17 @@ class Grammars:
         return cls(tokenizer, vocab_size)
 
     def prepare(self, grammar: str, tenant: str = "") -> None:
-        """Begin to compile; called when a request arrives, long before its first draw."""
+        """Begin to compile a grammar; called when a request arrives, long before its first draw."""
         self._future(grammar, tenant)
 
     def follow(self, cursor: GrammarCursor, output: Sequence[int]) -> bool:
         """Move `cursor` over `output`, all tokens so far, and set its mask.
 
-        False while the grammar is being compiled: ask again in a later step. Raises `GrammarError`.
+        Returns False while the grammar is being compiled: ask again in a later step. Raises
+        `GrammarError`.
 
-        Copies of a matcher share their lexer and its limits, which others may have used up: so a
-        failure drops the compiled grammar, and a row begins once more with a new one.
+        Copies of a matcher share a lexer with limits, which other rows may have used up. So a
+        failure drops the compiled grammar, and the row starts anew, once, with a fresh one.
         """
         try:
             return self._follow(cursor, output)
@@ -113,14 +115,14 @@ class Grammars:
                 self._compiled.move_to_end(grammar)
                 return future
             future = self._waiting.setdefault(grammar, Future())
-        # One that waits for another tenant's turn may have this one's, if that comes earlier.
+        # It may wait for another tenant's turn already; this tenant's may come earlier.
         if self._queue.put(tenant, grammar, future):
             self._thread.submit(self._compile_next)
         return future
 
     def _compile_next(self) -> None:
         grammar, future = self._queue.take()
-        if future.done():  # another tenant's turn came first
+        if future.done():  # it was compiled in another tenant's turn
             return
         matcher: llguidance.LLMatcher | None = None
         failure: BaseException | None = None
@@ -151,7 +153,7 @@ class Grammars:
         )
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
-        # Copies share what the lexer has learnt: the first mask of all costs the most.
+        # Copies share the lexer's states, and the very first mask costs the most: compute it here.
         matcher.compute_bitmask()
         if matcher.is_error():
             raise GrammarError(matcher.get_error())

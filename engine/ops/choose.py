@@ -12,8 +12,8 @@ def choose_ops(choice: str = "auto", *, library: NativeLibrary | None = None) ->
     """Pick by the same names as `lora_kernels.choose_cpu_kernels`.
 
     They are `torch`, `native`, `native/<instruction set>` and `auto`: the best compiled ones, else
-    `torch`. `library` is by default the installed one. Raises KernelUnavailable where what was
-    asked for by name cannot run on this machine, ValueError for a name that does not exist.
+    `torch`. `library` is the installed one by default. Raises KernelUnavailable if the path that
+    was asked for by name cannot run on this machine, ValueError for an unknown name.
     """
     family, _, instruction_set = choice.partition("/")
     if choice == "torch":
@@ -26,7 +26,7 @@ def choose_ops(choice: str = "auto", *, library: NativeLibrary | None = None) ->
         if choice == "auto":
             return TorchOps(str(error))
         raise
-    # Late: a GPU's path, which chooses no CPU kernels, does without its logging.
+    # Late: it needs structlog, and a GPU's path, which chooses no CPU kernels, does not.
     from engine.ops.native_ops import NativeOps
 
     name = instruction_set or list(library.instruction_sets)[-1]
@@ -48,9 +48,9 @@ def choose_device_ops(
 ) -> DecoderOps:
     """Pick for tensors on a GPU, or for the CPU's in Triton's interpreter.
 
-    `choice` is `torch`, `triton` or `auto`: `triton` where it is installed, else `torch`. The rest
-    is told in `engine.triton.ops.TritonOps`. Raises KernelUnavailable where `triton` was asked for
-    by name and is not installed, ValueError for a name that does not exist.
+    `choice` is `torch`, `triton` or `auto`: `triton` if it is installed, else `torch`. The other
+    arguments are those of `engine.triton.ops.TritonOps`. Raises KernelUnavailable if `triton` was
+    asked for by name and is not installed, ValueError for an unknown name.
     """
     if choice == "torch":
         return TorchOps()

@@ -1,6 +1,6 @@
 """Attention and its cache through the compiled kernel, on blocks of 16 positions.
 
-Bits are a row's own for the reasons told in native/attention.h.
+native/attention.h explains why a row's bits do not depend on the batch.
 """
 
 import torch
@@ -14,11 +14,11 @@ from engine.ops.native_library import NativeLibrary
 BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256
 CHANNEL_TILE = 16
-"""Heads have a multiple of so many channels."""
+"""The number of channels of a head must be a multiple of this."""
 
 
 def why_not(head_dim: int, block_size: int) -> str | None:
-    """Why the kernel does not take a model's heads and blocks; None: it does."""
+    """Why the kernel cannot take a model's heads and blocks; None if it can."""
     if block_size != BLOCK_SIZE:
         return f"block_size is {block_size}, not {BLOCK_SIZE}"
     if head_dim > MAX_HEAD_DIM or head_dim % CHANNEL_TILE:
@@ -44,7 +44,7 @@ class NativeKVCache(KVCache):
             (address + layer * of_layer, address + layer * of_layer + of_values)
             for layer in range(self._storage.shape[0])
         ]
-        """Of each layer's keys and values."""
+        """Memory addresses of each layer's keys and values."""
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Copies in the layout of `KVCache.layer`."""
@@ -92,7 +92,7 @@ class NativeAttention:
         self._softcap = shape.softcap or 0.0
 
     def plan(self, inputs: BatchInputs, kv_cache: KVCache) -> BatchInputs:
-        """All that the kernel needs stands in the inputs."""
+        """The inputs themselves: the kernel needs nothing else."""
         assert inputs.block_tables.flags.c_contiguous
         return inputs
 

@@ -1,4 +1,4 @@
-"""Loads the compiled operations of native/cpu_ops.cpp, and says what their arguments are."""
+"""Loads the compiled operations of native/cpu_ops.cpp, and declares their arguments."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _SIGNATURES = {
 
 @dataclass(frozen=True, slots=True)
 class NativeLibrary:
-    """The entry points; each is told in native/cpu_ops.cpp."""
+    """The entry points, which native/cpu_ops.cpp documents."""
 
     norm: Callable[..., None]
     activate: Callable[..., None]

@@ -18,10 +18,10 @@ class Draw(NamedTuple):
     best: int
     """The row's argmax."""
     key: int
-    """Of the noise; see `stream_key`."""
+    """Key of the noise; see `engine.sampling.noise.stream_key`."""
     temperature: float
     min_p: float
-    """Tokens less probable than this times the best one are not drawn."""
+    """Tokens less probable than `min_p` times the best one are not drawn."""
 
 
 class LinearOp(Protocol):
@@ -51,7 +51,7 @@ class RotationOp(Protocol):
 
 
 class HeadNorms(NamedTuple):
-    """What queries and keys are normed with before the rotation, each head for itself (Qwen3)."""
+    """Norms of queries and keys before the rotation, applied to each head by itself (Qwen3)."""
 
     query: Tensor
     """[head_dim]; as `DecoderOps.norm` takes it."""
@@ -61,7 +61,7 @@ class HeadNorms(NamedTuple):
 
 @runtime_checkable
 class StoringRotation(Protocol):
-    """A `RotationOp` that norms heads before, and stores keys and values after, in one launch."""
+    """A `RotationOp` that in the same launch norms heads first and stores keys and values after."""
 
     def store(
         self,
@@ -72,10 +72,10 @@ class StoringRotation(Protocol):
         slot_mapping: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """[rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys and values of a step.
+        """Rotate and store `heads` [rows, num_heads + 2 * num_kv_heads, head_dim].
 
-        `kv_cache` is of the same operations' making. Returns the queries, [rows, num_heads,
-        head_dim]: a view of `heads`.
+        They are the queries, keys and values of a step. `kv_cache` was made by the same operations.
+        Returns the queries [rows, num_heads, head_dim], a view of `heads`.
         """
         ...
 
@@ -86,7 +86,7 @@ class DecoderOps(Protocol):
     name: str
     """`torch`, or `native` and the instruction set."""
     fallback_reason: str | None
-    """Why `auto` did not choose the compiled ones."""
+    """Why `auto` did not choose compiled operations; None if it did."""
 
     def row_tile(self, dtype: torch.dtype) -> int:
         """Rows of a linear come in multiples of this."""
@@ -95,14 +95,18 @@ class DecoderOps(Protocol):
     def make_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, keep_rows: bool = False
     ) -> LinearOp:
-        """Take a weight [out_features, in_features], laid out anew where that is faster."""
+        """Make a linear of a weight [out_features, in_features], in whatever layout is fastest.
+
+        With `keep_rows` it can also `take_rows`.
+        """
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension of x [rows, size] or [rows, heads, size].
 
-        In float32, rounded as transformers does: a weight in x's dtype multiplies what is already
-        rounded to it, as Llama's; a float32 weight is applied before the only rounding, as Gemma's.
+        Computed in float32 and rounded as in transformers: a weight in x's dtype multiplies values
+        that were rounded to it before (Llama); a float32 weight is applied before the only rounding
+        (Gemma).
         """
         ...
 
@@ -130,12 +134,15 @@ class DecoderOps(Protocol):
         ...
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Draw token ids from the softmax of rows of logits [rows, size], all of them finite.
+        """Draw token ids from the softmax of rows of logits [rows, size], which are all finite.
 
-        By an exponential race with the noise of `engine.sampling.noise`.
+        Uses an exponential race with the noise of `engine.sampling.noise`.
         """
         ...
 
     def argmax(self, logits: Tensor) -> list[int]:
-        """Of each row [rows, size], the lowest index of the largest; -1: one is not finite."""
+        """For each row of [rows, size], the lowest index of the largest logit.
+
+        -1 if any logit of the row is not finite.
+        """
         ...

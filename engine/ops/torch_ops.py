@@ -67,7 +67,7 @@ class TorchOps:
         """See `DecoderOps.draw`."""
         token_ids = torch.arange(logits.shape[1], device=logits.device)
         drawn: list[int] = []
-        for row, best, key, temperature, min_p in draws:  # a row at a time stays in cache
+        for row, best, key, temperature, min_p in draws:  # one row at a time stays in the cache
             scores = logits[row].to(torch.float32)
             scores = (scores - scores[best]) / temperature
             weights = scores.exp().masked_fill_(scores < lowest_score(min_p), 0.0)
@@ -77,7 +77,7 @@ class TorchOps:
 
     def argmax(self, logits: Tensor) -> list[int]:
         """See `DecoderOps.argmax`."""
-        # amax and amin hand NaN on.
+        # amax and amin propagate NaN.
         is_finite = torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(logits.amin(dim=-1))
         return torch.where(is_finite, logits.argmax(dim=-1), -1).tolist()
 
@@ -138,8 +138,8 @@ def lowest_score(min_p: float) -> float:
 
 
 def _silu(gate: Tensor) -> Tensor:
-    # `torch.nn.functional.silu` computes the last elements of each thread's share with another exp
-    # than the rest, so that bits depend on the batch's size; `exp` and a division do not.
+    # `torch.nn.functional.silu` uses a different exp for the last elements of each thread's share,
+    # so its bits depend on the batch's size; those of `exp` and a division do not.
     return gate / gate.neg().exp_().add_(1.0)
 
 
@@ -161,6 +161,6 @@ def _can_pack(weight: Tensor) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and weight.dtype is not torch.float16  # most CPUs lack what its layout is for
+        and weight.dtype is not torch.float16  # most CPUs have no instructions for it
         and (weight.dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

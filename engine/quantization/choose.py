@@ -1,4 +1,4 @@
-"""The choice of how the base's layers are held."""
+"""Chooses how the base's layers are quantised."""
 
 import torch
 

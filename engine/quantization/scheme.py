@@ -1,4 +1,4 @@
-"""What a way to hold weights in fewer bits has to offer."""
+"""What a quantisation scheme has to provide."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -19,10 +19,10 @@ class Scheme(Protocol):
     name: str
 
     def make_linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> LinearOp:
-        """Quantise weights [sizes, in_features], each by itself, and stack them into one linear.
+        """Quantise weights [size, in_features], each by itself, and stack them into one linear.
 
-        So a fused projection holds what its members would hold alone, as transformers has them.
-        Raises ConfigError for sizes that the scheme does not take.
+        So a fused projection holds the same values as its members would separately, as in
+        transformers. Raises ConfigError for sizes that the scheme does not support.
         """
         ...
 
@@ -40,9 +40,9 @@ class NoRows:
 
 
 def with_padded_rows(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`multiply` the rows of x [rows, inputs], however many, and return them [rows, outputs].
+    """Apply `multiply` to any number of rows of x [rows, inputs]; returns [rows, outputs].
 
-    A CPU's GEMM gets so many that a row's bits are its own.
+    On a CPU rows are padded, so that a row's bits do not depend on how many there are.
     """
     num_rows = x.shape[0]
     missing = padded_rows(num_rows) - num_rows

@@ -1,6 +1,6 @@
-"""A row's adjustments as a list of token ids and what happens to each: what a device applies.
+"""A row's adjustments as a list of token ids and what happens to each, for a device to apply.
 
-The same as `adjustments` does to a row of logits on the host, and refused for the same reasons.
+Has the same effect as `adjustments` has on a row of logits on the host, and the same errors.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from engine.sampling.adjustments import (
 from engine.scheduled_batch import SamplingRow
 
 Entries = npt.NDArray[np.int32]
-"""[count, 3]: token id, bits of its float32 bias, and 4 * its times in the output + 2 * whether it
-must not be drawn + whether it is in prompt or output. No id occurs twice."""
+"""[count, 3]: token id; bits of its float32 bias; and 4 * how often it is in the output
++ 2 * whether it must not be drawn + whether it is in prompt or output. No id occurs twice."""
 IS_SEEN, IS_BANNED, TIMES_SHIFT = 1, 2, 2
 
 
 def adjustment_entries(
     row: SamplingRow, eos_token_ids: Sequence[int], vocab_size: int
 ) -> Entries | None:
-    """None where nothing is adjusted.
+    """The row's entries; None if nothing is adjusted.
 
     Raises ValueError, naming the parameter, for ids outside the vocabulary and for numbers that
     are not finite.

@@ -30,7 +30,7 @@ class Nucleus(NamedTuple):
 
 
 def scale_by_temperature(scores: Tensor, temperatures: Tensor) -> Tensor:
-    """softmax-equal to `scores / temperature`, with the best score at exactly 0.
+    """`scores / temperature`, shifted so that the best score is exactly 0; softmax is the same.
 
     `scores`: [num_rows, vocab_size], float32; `temperatures`: [num_rows], above 0. The shift keeps
     a small temperature from overflowing.

@@ -1,4 +1,4 @@
-"""Drawing beside the host: what a step drew stays on the device until the host asks for it."""
+"""Asynchronous draws: what a step drew stays on the device until the host asks for it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,10 +13,10 @@ class LaunchedDraw(Protocol):
     """Draws that were queued."""
 
     token_ids: Tensor
-    """[rows] int64, where the logits are: the first token drawn for each row."""
+    """[rows] int64, on the device of the logits: the first token drawn for each row."""
 
     def result(self) -> list[SampledRow]:
-        """What was drawn, once it is there."""
+        """Wait for the draws, and return them."""
         ...
 
 
@@ -37,7 +37,7 @@ class RowSampler(Protocol):
 
 
 class DrawnRows:
-    """A `LaunchedDraw` that is over."""
+    """A `LaunchedDraw` that is done already."""
 
     def __init__(self, rows: list[SampledRow], device: torch.device) -> None:
         self._rows = rows
@@ -50,7 +50,7 @@ class DrawnRows:
 
 
 class WaitingSampler:
-    """A `LaunchingSampler` of a `RowSampler`, which waits for the logits when it is launched."""
+    """A `LaunchingSampler` made of a `RowSampler`: launching it waits for the logits."""
 
     def __init__(self, sampler: RowSampler) -> None:
         self._sampler = sampler

@@ -11,7 +11,7 @@ _GREEDY_BELOW = 1e-5  # as in vLLM: a lower temperature changes nothing any more
 
 
 def problem_of(params: "SamplingParams") -> str | None:
-    """Why nothing can be drawn with these; None: it can."""
+    """Why nothing can be drawn with these parameters; None if it can."""
     for name in ("temperature", "top_p", "min_p"):
         value = getattr(params, name)
         if not (math.isfinite(value) and value >= 0):

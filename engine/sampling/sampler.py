@@ -27,8 +27,8 @@ class Sampler:
     A row's pipeline, in transformers' order: bias, penalties, mask of `min_tokens`
     (`adjustments`), mask of its grammar (`engine.grammar`); then greedy, or temperature, top-k,
     top-p, min-p (`filters`) and a race of counter-based noise (`noise`). Every operation that is
-    used here on several rows gives a row the same bits as on that row alone. Equal scores: greedy
-    takes the lowest id.
+    used here on several rows gives a row the same bits as on that row alone. Of equal scores,
+    greedy takes the lowest id.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Sampler:
         except Exception as error:
             if len(indices) == 1:
                 return {indices[0]: SampledRow(error=f"{type(error).__name__}: {error}")}
-            # One of them is at fault. Alone, the others get what they would have got here.
+            # One of them is at fault. Sampled alone, the others get the same tokens as together.
             results: dict[int, SampledRow] = {}
             for index in indices:
                 results.update(self._sample_chunk(logits, rows, [index]))

@@ -1,10 +1,11 @@
 """Totals by adapter, bounded: the adapters with most traffic have their own, all others share one.
 
-Traffic is tokens, of which half is forgotten every ten minutes. While there is room an adapter gets
-totals with its first request. Later one that shares is promoted when it has twice the traffic of
-the least of those with their own: hysteresis, because each change of place is a new series to
-whoever scrapes. Of adapters that share, only the busiest are told apart (Space-Saving: Metwally,
-Agrawal, El Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005).
+Traffic is counted in tokens and halves every ten minutes. While there is room, an adapter gets its
+own totals with its first request. Later, an adapter that shares is promoted when it has twice the
+traffic of the least busy one with its own. That is hysteresis, because every promotion is a new
+series for whoever scrapes the metrics. Among adapters that share, only the busiest are tracked
+(Space-Saving: Metwally, Agrawal, El Abbadi, "Efficient computation of frequent and top-k elements
+in data streams", 2005).
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from engine.telemetry.records import AdapterTotals
 REVIEW_SECONDS = 10.0
 HALF_LIFE_SECONDS = 600.0
 LATE_SECONDS = 2.0
-"""Refusals of the service are told within that."""
+"""How late the engine may learn of refusals by the service."""
 IDLE_SECONDS = 3600.0
-"""Without traffic for so long an adapter gives its place up."""
+"""An adapter without traffic for this long loses its own totals."""
 PROMOTION = 2.0
 CANDIDATES = 4
-"""Adapters without totals of their own that are told apart, for each that has them."""
+"""Adapters without totals of their own that are tracked, for each that has them."""
 
 OTHER = ""
 """The tenant of the shared totals; no tenant has this name."""
@@ -39,7 +40,7 @@ class _Place:
 class _Candidate:
     traffic: float
     surplus: float = 0.0
-    """Of `traffic`, what may have been another adapter's."""
+    """How much of `traffic` may have been another adapter's."""
 
     @property
     def sure_traffic(self) -> float:
@@ -47,7 +48,7 @@ class _Candidate:
 
 
 class AdapterTable:
-    """Sums never shrink: what is taken from an adapter goes to the shared totals."""
+    """No sum ever shrinks: an adapter that loses its totals adds them to the shared ones."""
 
     def __init__(self, max_adapters: int, now: float) -> None:
         """`now` and all other times are seconds of one clock."""
@@ -55,7 +56,7 @@ class AdapterTable:
         self._places: dict[_Key, _Place] = {}
         self._candidates: dict[_Key, _Candidate] = {}
         self._forgotten: dict[_Key, float] = {}
-        """When; for requests that came before, and end later."""
+        """When each was forgotten, for requests that arrived before and end later."""
         self._other = new_totals(OTHER, None)
         self._reviewed_at = now
 
@@ -70,7 +71,7 @@ class AdapterTable:
         return place.totals
 
     def refusals_of(self, tenant: str, adapter: str | None, now: float) -> AdapterTotals:
-        """As `totals_of`, for refusals: those of an adapter that was just deleted are told late."""
+        """As `totals_of`, for refusals, which may be told after their adapter was deleted."""
         if self._forgotten and self._is_forgotten(tenant, adapter, now - LATE_SECONDS):
             return self._other
         return self.totals_of(tenant, adapter, now)
@@ -89,7 +90,7 @@ class AdapterTable:
             self._places[key].traffic += num_tokens
         if now >= self._reviewed_at + REVIEW_SECONDS:
             self.review(now)
-            if key not in self._places:  # any more: what is counted there would be lost
+            if key not in self._places:  # it lost its place: counting there would be in vain
                 return self._other
         return totals
 

@@ -1,9 +1,9 @@
 """The failure modes of continuous batching, found in sums: what goes wrong, numbers, what to do.
 
-Pure functions of what was counted, so that the service's recorder and the simulator judge by the
-same rules. The modes and their cures are those of "Continuous batching" (POFE): preemption thrash,
-decode stalls, queueing collapse, runaway generations, adapter churn; beside them a version that was
-published and never stops. A limit that is met is part of the finding.
+Pure functions of sums, so that the service's recorder and the simulator judge by the same rules.
+The modes and their cures are those of "Continuous batching" (POFE): preemption thrash, decode
+stalls, queueing collapse, runaway generations, adapter churn. Another one is a version that was
+published and never stops. A finding names the limits that were reached.
 """
 
 import math
@@ -27,7 +27,7 @@ Verdict = Literal["fine", "never_stops", "too_few"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The whole engine over some seconds, a minute as a rule. Times are seconds, None: no data."""
+    """The whole engine over a while, usually a minute. Times are in seconds; None: no data."""
 
     seconds: float
     requests: int
@@ -56,7 +56,7 @@ class AdapterInterval:
     requests: int
     stop: int
     length: int
-    """Of those that might have stopped: `ignore_eos` tells nothing of an adapter."""
+    """Of those that might have stopped: one with `ignore_eos` says nothing about its adapter."""
     queue: dict[str, float] = field(default_factory=dict[str, float])
     queue_p95: float | None = None
     loads: int = 0
@@ -70,7 +70,7 @@ class Limits:
     preemptions_per_request: float = 0.1
     min_preemptions: int = 5
     full_kv_share: float = 0.5
-    """Below, on average, it is not for blocks that sequences are preempted."""
+    """With a lower average, sequences are preempted for slots and not for blocks."""
     stall_ratio: float = 5.0
     """Longest gap (p95) over the median time per token."""
     stall_seconds: float = 0.25

@@ -1,7 +1,7 @@
-"""Takes down what the engine does, in the engine's own process, for whoever asks.
+"""Records what the engine does, in the engine's own process, for whoever asks.
 
-On the step loop: a step costs it some microseconds, a request some tens. It keeps the last few
-thousand records of each kind, and sums of everything; nothing here is ever waited for.
+It runs on the step loop: a step costs it a few microseconds, a request a few tens. It keeps the
+last few thousand records of each kind, and sums of everything, and never waits.
 """
 
 import time
@@ -48,7 +48,7 @@ class JournalConfig:
 
 
 class Journal:
-    """An `engine.telemetry.observer.Observer`; what it is told comes from one thread."""
+    """An `engine.telemetry.observer.Observer`; belongs to one thread."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Journal:
         self._owners = Owners()
         self._residences: dict[str, Residence] = {}
         self._fetches: dict[str, Fetch] = {}
-        """Of adapters that have come to host memory, until they are in a slot."""
+        """How adapters came to host memory, until they are in a slot."""
         self._step_totals = StepTotals()
         self._num_preemptions = 0
 
     # -- requests
 
     def asked(self, message: EngineRequest) -> None:
-        """A request comes: remember whose its adapter is."""
+        """A request arrived: remember whose its adapter is."""
         digest = message.adapter
         if digest is None:
             return
@@ -100,7 +100,7 @@ class Journal:
         totals.refused[code] = totals.refused.get(code, 0) + number
 
     def admitted(self, request: Request, now: int) -> None:
-        """A sequence of the request begins to run: see whether its adapter came meanwhile."""
+        """A sequence of the request begins to run: note if its adapter was loaded meanwhile."""
         residence = self._residences.get(request.message.adapter or "")
         if residence is None or residence.resident_at is None:
             return
@@ -129,7 +129,7 @@ class Journal:
                 del self._fetches[next(iter(self._fetches))]
 
     def slot_changed(self, kind: SlotEventKind, digest: str, slot: int | None) -> None:
-        """An adapter came a step nearer to a slot, or left it."""
+        """An adapter's state changed, on its way into a slot or out of it."""
         now = round(self._clock() * 1e9)
         residence = self._residences.get(digest)
         owners = self._owners.of(digest) if residence is None else residence.owners
@@ -193,7 +193,7 @@ class Journal:
     # -- readers
 
     def telemetry(self, question: GetTelemetry, generation: int) -> Telemetry:
-        """What is new to a reader."""
+        """What is new since the reader's cursor."""
         self._offset = self._wall_clock() - self._clock()
         cursor = question.cursor
         if cursor.generation != generation:

@@ -1,4 +1,4 @@
-"""What `name@N` says."""
+"""Parts of a label, `name@N`."""
 
 
 def name_of(label: str) -> str:

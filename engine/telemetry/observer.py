@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Called in the middle of a step: must be quick, and change nothing."""
+    """Called in the middle of a step, so it must be quick and change nothing."""
 
     def admitted(self, request: "Request", now: int) -> None:
         """A sequence of the request begins to run, again or for the first time. `now`: ns."""
@@ -20,5 +20,5 @@ class Observer(Protocol):
         ...
 
     def slot_changed(self, kind: SlotEventKind, digest: str, slot: int | None) -> None:
-        """An adapter came a step nearer to a slot, or left it."""
+        """An adapter's state changed, on its way into a slot or out of it."""
         ...

@@ -1,4 +1,4 @@
-"""Whose adapter a digest is, as far as requests have told."""
+"""Which tenants and labels asked for a digest lately."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ from engine.telemetry.labels import name_of
 from engine.telemetry.records import AdapterOwner
 
 MAX_OWNERS = 16
-"""Of one digest; equal files under more names than that are rare."""
+"""Owners kept for one digest; equal files under more names than that are rare."""
 
 
 class Owners:
@@ -41,7 +41,7 @@ class Owners:
 
 
 def concerns(owner: AdapterOwner, tenant: str, adapter: str | None) -> bool:
-    """Whether an owner is this adapter of a tenant, or any of it."""
+    """Whether an owner is this adapter of the tenant; None: any adapter of the tenant."""
     if owner.tenant != tenant:
         return False
     return adapter is None or name_of(owner.label) == adapter

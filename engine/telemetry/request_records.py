@@ -1,4 +1,4 @@
-"""From a request as the scheduler knows it to what is told of it."""
+"""Makes the record of a request from the scheduler's state of it."""
 
 from engine.request import Request
 from engine.telemetry.labels import name_of, version_of

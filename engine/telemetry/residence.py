@@ -1,4 +1,4 @@
-"""One adapter's stay in a slot, and whose accounts it is on."""
+"""One adapter's stay in a slot, and in whose totals it counts."""
 
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ class Fetch(NamedTuple):
 
 
 class Residence:
-    """Its load is on the account of whoever asked for it last before. Its time counts for every
-    adapter that is asked for by these weights: each holds a slot. Times in nanoseconds."""
+    """The stay counts for every adapter with these weights that was asked for.
+
+    The load counts only for the one that was asked for last before it. Times in nanoseconds.
+    """
 
     __slots__ = ("_settled_at", "load_ns", "loading_since", "owners", "resident_at", "slot")
 
@@ -28,7 +30,7 @@ class Residence:
         self.loading_since = now
         self.resident_at: int | None = None
         self.load_ns = 0
-        """What the way to host memory and from there to the slot took, waiting not counted."""
+        """Time to host memory and from there to the slot, without the wait for a slot."""
         self._settled_at = now
 
     def arrive(self, now: int, fetch: Fetch | None, table: AdapterTable) -> None:
@@ -36,7 +38,7 @@ class Residence:
         self.resident_at = now
         if fetch is None:
             self.load_ns = now - self.loading_since
-        else:  # what the slot waited for it counts once
+        else:  # time in which the slot waited for the fetch counts once
             self.load_ns = fetch.nanoseconds + now - max(self.loading_since, fetch.ended_at)
         totals = self._totals(now, table)[0]
         observe(totals.load_seconds, LOAD_SECONDS, self.load_ns / 1e9)
@@ -57,7 +59,7 @@ class Residence:
         self.owners = tuple(owner for owner in self.owners if not concerns(owner, tenant, adapter))
 
     def _totals(self, now: int, table: AdapterTable) -> list[AdapterTotals]:
-        """Each once: adapters without totals of their own share some."""
+        """The totals of all owners, each once: adapters without their own share some."""
         names = dict.fromkeys((owner.tenant, name_of(owner.label)) for owner in self.owners)
         found = {id(t): t for name in names if (t := table.totals_of(*name, now / 1e9))}
         return list(found.values()) or [table.other]

@@ -5,9 +5,9 @@ from engine.telemetry.records import StepSeconds
 
 
 def split_step(schedule: float, run: float, post: float, parts: RunSeconds | None) -> StepSeconds:
-    """`run` seconds in all between plan and commit, of which the runner knows the `parts`.
+    """Split a step: `run` seconds passed between plan and commit, of which `parts` are known.
 
-    What it does not know, and all of it where it has no clock, counts as the forward pass.
+    The rest of them counts as the forward pass; all of them do if the runner has no clock.
     """
     if parts is None:
         return StepSeconds(schedule, 0.0, run, 0.0, 0.0, post)

@@ -1,4 +1,4 @@
-"""Sums over all steps, and a step's shares in the form in which they are told."""
+"""Sums over all steps, and the shares of a step as its record has them."""
 
 from engine.step_report import Composition
 from engine.telemetry.buckets import (
