@@ -7,11 +7,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.model_ref import is_name
+from adapter_store.model_ref import BASE_NAME, is_name
 from adapter_store.registry.models import Tenant, Usage
 from adapter_store.registry.records import UsageGroup, UsageTotals
 
-_BASE = "base"
 # Literals, not parameters: PostgreSQL must see that what is selected is what is grouped by.
 _PERIODS = {
     "sqlite": {"hour": "'%Y-%m-%dT%H:00:00Z'", "day": "'%Y-%m-%dT00:00:00Z'"},
@@ -79,7 +78,7 @@ def _period(dialect: str, unit: str) -> ColumnElement[str]:
 
 
 def _totals(row: Any, *, has_adapter: bool) -> UsageTotals:
-    adapter = (row["adapter"] or _BASE) if has_adapter else None
+    adapter = (row["adapter"] or BASE_NAME) if has_adapter else None
     return UsageTotals(
         period=row.get("period"),
         tenant=row.get("tenant"),

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -87,7 +88,7 @@ from loraplex.supervisor.data_dir import default_data_dir
               help="and with so long between two tokens on average.")  # fmt: skip
 @click.option("--cpu-kernels", default="auto", show_default=True,
               help="What computes on a CPU: native, native/INSTRUCTION_SET or torch.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.")
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads of the engine.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Where the model runs. No GPU has run this release: docs/gpu.md.")  # fmt: skip
 @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), default=0.9,
@@ -98,18 +99,9 @@ from loraplex.supervisor.data_dir import default_data_dir
               help="Decode on static buffers, in CUDA graphs; by default on a GPU "
               "only.")  # fmt: skip
 def serve(
-    model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
-    host: str, port: int, data_dir: Path,
-    max_loras: int, max_lora_rank: int, max_cpu_loras: int | None, cpu_lora_bytes: int | None,
-    disk_lora_bytes: int, warm_up_seconds: float,
-    max_queue_len: int, max_queued_per_tenant: int, max_queued_per_adapter: int,
-    max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int | None,
-    num_kv_blocks: int | None,
-    dtype: str, quantization: str | None, kv_cache_dtype: str, no_prefix_cache: bool, workers: int,
-    api_silence_seconds: float, drain_seconds: float, hang_seconds: float, metrics_port: int | None,
-    metrics_adapters: int, slo_ttft_ms: float, slo_tpot_ms: float, cpu_kernels: str,
-    threads: int | None, device: str, gpu_memory_utilization: float, async_scheduling: bool | None,
-    decode_ladder: bool | None,
+    *, model: str, served_model_names: tuple[str, ...], adapter_roots: tuple[str, ...],
+    host: str, port: int, data_dir: Path, workers: int, api_silence_seconds: float,
+    drain_seconds: float, metrics_port: int | None, no_prefix_cache: bool, **engine: Any,
 ) -> None:  # fmt: skip
     """Serve a base model and the adapters of its tenants, on the OpenAI API.
 
@@ -131,35 +123,10 @@ def serve(
         api_silence_seconds=api_silence_seconds,
         drain_seconds=drain_seconds,
         metrics_port=metrics_port,
-        engine={
-            "dtype": dtype,
-            "quantization": quantization,
-            "kv_cache_dtype": kv_cache_dtype,
-            "max_loras": max_loras,
-            "max_lora_rank": max_lora_rank,
-            "max_cpu_loras": max_cpu_loras,
-            "cpu_lora_bytes": cpu_lora_bytes,
-            "disk_lora_bytes": disk_lora_bytes,
-            "warm_up_seconds": warm_up_seconds,
-            "max_queue_len": max_queue_len,
-            "max_queued_per_tenant": max_queued_per_tenant,
-            "max_queued_per_adapter": max_queued_per_adapter,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len,
-            "num_kv_blocks": num_kv_blocks,
+        engine={  # all other options are named as its fields are
+            **engine,
             "enable_prefix_cache": not no_prefix_cache,
-            "cpu_kernels": cpu_kernels,
-            "num_threads": threads,
-            "device": device,
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "async_scheduling": async_scheduling,
-            "decode_ladder": decode_ladder,
             "drain_seconds": drain_seconds,
-            "hang_seconds": hang_seconds,
-            "metrics_adapters": metrics_adapters,
-            "slo_ttft_ms": slo_ttft_ms,
-            "slo_tpot_ms": slo_tpot_ms,
         },
     )
     try:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from litestar.response.base import ASGIResponse
@@ -11,6 +10,7 @@ from litestar.types import Receive, Scope, Send
 
 from loraplex.dashboard.sessions import SessionEnd, Viewer
 from loraplex.dashboard.views import Ended
+from loraplex.disconnect import until_disconnect
 
 MAX_QUEUED = 16
 """Events; a viewer that takes none loses the oldest, and keeps what is newest."""
@@ -76,7 +76,7 @@ class LiveResponse(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send status, events and the end."""
         sending = asyncio.create_task(self._send(send))
-        watching = asyncio.create_task(_until_gone(receive))
+        watching = asyncio.create_task(until_disconnect(receive))
         try:
             await asyncio.wait([sending, watching], return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -92,9 +92,3 @@ class LiveResponse(ASGIResponse):
         while (data := await self._stream.next(HEARTBEAT_SECONDS)) is not None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _until_gone(receive: Receive) -> None:
-    message: Any = None
-    while message is None or message["type"] != "http.disconnect":
-        message = await receive()

@@ -14,8 +14,8 @@ from loraplex.dashboard.sessions import SESSION_SECONDS, Viewer
 from loraplex.dashboard.views import Login, Session
 from loraplex.errors import ApiError, Forbidden, Unauthenticated
 from loraplex.json_body import read_struct
-from loraplex.openai.tokenize_controller import service_version
 from loraplex.services import Services
+from loraplex.version import service_version
 
 MAX_FAILED_LOGINS = 10
 """A minute, of one address."""

@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 from litestar.types import Scope
 
-from adapter_store.model_ref import parse_model_ref
+from adapter_store.model_ref import BASE_NAME, parse_model_ref
 from adapter_store.registry.records import ResolvedAdapter, TenantInfo
 from loraplex.adapters.servable import refusal
 from loraplex.openai.fields import GenerationFields
 from loraplex.request_id import request_id
 from loraplex.services import Services
-
-BASE_LABEL = "base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Target:
     @property
     def label(self) -> str:
         """`name@N`, or `base`."""
-        return self.adapter.label if self.adapter else BASE_LABEL
+        return self.adapter.label if self.adapter else BASE_NAME
 
 
 def routing_key(fields: GenerationFields, scope: Scope) -> str:

@@ -6,12 +6,12 @@ up is synchronous, because every `await` of a task that is being cancelled is ca
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from loraplex.disconnect import until_disconnect
 from loraplex.drain import SERVER_SEND
 from loraplex.errors import as_api_error, client_gone, openai_body
 from loraplex.http_protocol import body_writer
@@ -161,7 +161,5 @@ async def send_whole(call: Call, reply: ReplyFormat, receive: Receive) -> ASGIRe
 
 
 async def _abort_on_disconnect(receive: Receive, generation: Generation) -> None:
-    message: Any = None
-    while message is None or message["type"] != "http.disconnect":
-        message = await receive()
+    await until_disconnect(receive)
     generation.abort()

@@ -1,6 +1,5 @@
 """`/tokenize`, `/detokenize` and `/version`, as vLLM has them."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +24,7 @@ from loraplex.openai.version_defaults import VersionTemplate, template_of
 from loraplex.openapi import OpenAIError, errors, json_body, operation
 from loraplex.services import Services
 from loraplex.settings import RequestLimits
+from loraplex.version import service_version
 
 _ERRORS = errors(OpenAIError, 400, 401, 403, 404, 503)
 
@@ -138,14 +138,6 @@ class TokenizeController(Controller):
     async def version(self, tenant: NamedDependency[TenantInfo]) -> VersionReply:
         """Say which version of the service answers."""
         return VersionReply(service_version())
-
-
-def service_version() -> str:
-    """Return the installed version; `0.0.0` from a checkout that is not installed."""
-    try:
-        return version("loraplex")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 async def _tokens(

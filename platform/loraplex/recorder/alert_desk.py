@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapter_store.model_ref import DEFAULT_ALIAS
 from adapter_store.registry.models import Audit
 from adapter_store.registry.rollup_models import (
     AdapterStanding,
@@ -193,7 +194,7 @@ async def _publish_findings(session: AsyncSession, now: float) -> list[Finding]:
     moved: dict[tuple[str, str], tuple[int, int | None]] = {}
     for entry in entries:
         name, _, alias = entry.subject.rpartition(":")
-        if alias == "default" and now - entry.created_at.timestamp() <= PUBLISH_SECONDS:
+        if alias == DEFAULT_ALIAS and now - entry.created_at.timestamp() <= PUBLISH_SECONDS:
             key = entry.tenant or "", name
             moved.setdefault(key, (entry.detail["version"], entry.detail["previous"]))
     wanted = {

@@ -12,8 +12,6 @@ from filelock import FileLock, Timeout
 
 from adapter_store.blob_folder import clear_staged
 
-MIN_ADMIN_KEY_LENGTH = 32
-
 
 class DataDirError(Exception):
     """The data directory cannot be used; the message names the fix."""
@@ -100,15 +98,6 @@ def run_directory() -> Generator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_admin_key(configured: str | None) -> None:
-    """Refuse a configured admin key that could be guessed; raises `DataDirError`."""
-    if configured is not None and len(configured) < MIN_ADMIN_KEY_LENGTH:
-        raise DataDirError(
-            f"LORAPLEX_ADMIN_KEY has {len(configured)} characters; at least "
-            f"{MIN_ADMIN_KEY_LENGTH} are needed (try: openssl rand -hex 32)"
-        )
 
 
 def write_admin_key(data: DataDir, key: str) -> None:

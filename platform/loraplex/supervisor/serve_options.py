@@ -1,6 +1,6 @@
 """What `loraplex serve` was told, and what that means for the engine and the API processes.
 
-What of it can be wrong is found here, before a process starts.
+Whatever can be wrong with it is found here, before a process starts.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from engine.engine_args import EngineArgs, parse_engine_args
 from loraplex.cors import cors_config
 from loraplex.database import is_embedded
 from loraplex.settings import Settings, SourceSettings, StorageSettings
-from loraplex.supervisor.data_dir import DataDir, check_admin_key
+from loraplex.supervisor.data_dir import DataDir
 from loraplex.tracing.choose import is_traced
 
 
@@ -105,7 +105,6 @@ def settings_of(
         model_name=options.model_name,
         metrics_fd=None,
     )
-    check_admin_key(settings.auth.admin_key)
     cors_config(settings.cors)
     _check_shared(options.workers, settings.storage)
     _check_sources(settings.sources)
