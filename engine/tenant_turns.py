@@ -1,4 +1,4 @@
-"""Few places for work, of which a tenant has one: its slow work holds up no other's."""
+"""A few places for slow work, of which each tenant has at most one at a time."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 
 class TenantTurns:
-    """For one event loop. Who waits is served in the order of arrival, of each tenant one."""
+    """For one event loop. Waiters are served in the order of arrival, one of each tenant."""
 
     def __init__(self, num_places: int) -> None:
         self._places = asyncio.Semaphore(num_places)

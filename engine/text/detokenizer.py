@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time, so that the pieces joined are the decoding of all the tokens."""
+"""Tokens to text, one at a time, so that the joined pieces equal the decoding of all tokens."""
 
 import codecs
 from typing import Protocol
@@ -12,7 +12,7 @@ class Detokenizer(Protocol):
     """Decodes one choice's output as it comes. Made by `Tokenizer.new_detokenizer`."""
 
     def push(self, token_id: int) -> str:
-        """Add a token; the text that can be released now ("" while a character is incomplete)."""
+        """Add a token; returns the text to release now ("" while a character is incomplete)."""
         ...
 
     @property
@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """End of the output: the text still held, an incomplete character as U+FFFD."""
+        """End the output; returns the text still held, with an incomplete character as U+FFFD."""
         ...
 
 
@@ -63,11 +63,11 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """For all other tokenizers: `tokenizers`' DecodeStream, fed where nothing to come can matter.
+    """For all other tokenizers: `tokenizers`' DecodeStream, fed when later tokens cannot matter.
 
-    A run of byte tokens is fed together with the token that ends it, since only then it is known
-    whether the run is valid. `context` stands for the prompt: without it, the first token loses its
-    leading space.
+    A run of byte tokens is fed together with the token that ends it, because only then is it known
+    whether the run is valid UTF-8. `context` stands for the prompt: without it, the first token
+    would lose its leading space.
     """
 
     def __init__(

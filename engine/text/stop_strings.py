@@ -15,9 +15,9 @@ class StopMatch(NamedTuple):
 class StopStrings:
     """A choice's stop strings.
 
-    The match that begins first wins, and of several that begin at the same place the shortest: what
-    a search through the finished text would find. Streaming finds the same, because a match counts
-    only when no earlier one can still complete.
+    The match that begins first wins; of several that begin at the same place, the shortest. That is
+    what a search through the finished text would find. Streaming finds the same, because a match
+    counts only once no earlier one can still complete.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Chat templates that came with adapters, rendered off the event loop in expendable processes.
+"""Renders the chat templates of adapters off the event loop, in processes that may die.
 
-A tenant has one job at a time, so that its slow template takes no more than one of the workers.
+A tenant has one job at a time, so that a slow template occupies only one of the workers.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from engine.text.template_worker import LENGTH_BYTES
 NUM_WORKERS = 2
 _START_SECONDS = 20.0
 _WALL_SECONDS = 5.0
-"""The worker's own limit is CPU time; this one is for a machine that gives it none."""
+"""The worker itself limits its CPU time; this is for a machine on which it gets none."""
 
 
 class TemplateRenderer:
@@ -82,7 +82,7 @@ class TemplateRenderer:
         return reply
 
     async def _start(self) -> Process:
-        # Nothing of the service's environment: it holds keys.
+        # Without the service's environment, which holds keys.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "engine.text.template_worker",

@@ -1,10 +1,10 @@
-"""Renders chat templates of tenants, one after another, in a process of its own that is expendable.
+"""Renders chat templates of tenants, one after another, in a process of its own that may die.
 
 `python -m engine.text.template_worker` reads jobs from stdin and writes answers to stdout, each as
-four bytes of length (little endian) and JSON; the first answer comes unasked and says that it is
-ready. It has `MEMORY_BYTES` of address space and `CPU_SECONDS` for a job, and dies beyond them:
-`engine.text.template_renderer` starts another. What templates can do is bounded by the sandbox of
-`ChatTemplate`; this bounds how much of it.
+four bytes of length (little endian) and JSON. The first answer comes unasked and says that it is
+ready. A job that needs more than `MEMORY_BYTES` of address space or `CPU_SECONDS` kills the
+process, and `engine.text.template_renderer` starts another. The sandbox of `ChatTemplate` limits
+what templates can do; this limits how much of it.
 """
 
 import json
@@ -30,7 +30,7 @@ def main() -> None:
     """Answer jobs until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Without a handler of Python's: one would wait for the end of whatever runs in C.
+    # The default action, not a Python handler, which would wait until C code returns.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the service
     templates = Templates()

@@ -12,13 +12,13 @@ class TextDelta(NamedTuple):
     """What a push released."""
 
     text: str
-    """Text that nothing to come can change or cut."""
+    """Text that later tokens can neither change nor cut."""
     num_tokens: int
-    """Tokens released: those whose text is out (or that have none), in order. The sum over all
-    deltas is the choice's number of output tokens; after a stop, tokens past the one that completed
-    the stop string are not in it."""
+    """Tokens released: those whose text is out, or that have none, in order. The sum over all
+    deltas is the choice's number of output tokens, without tokens after the one that completed a
+    stop string."""
     stopped_by: str | None = None
-    """The stop string that ended the choice; the engine's sequence is to be aborted."""
+    """The stop string that ended the choice; the caller aborts the engine's sequence."""
 
 
 class TextStream:
@@ -46,7 +46,7 @@ class TextStream:
         self._token_ends: list[int] = []  # where the text of each token not released ends in _held
         self._num_pushed = 0
         self._num_released_tokens = 0
-        self._ignored_chars = 0  # of the whole text: stop strings that end in them do not count
+        self._ignored_chars = 0  # stop strings that end within so many characters do not count
         self._is_over = False
         self._stopped_by: str | None = None
 

@@ -35,9 +35,9 @@ class Vocabulary:
         self._byte_of_char = _byte_level_alphabet() if self.is_byte_level else {}
         self._bytes_of_token: dict[int, bytes] = {}
         self._whole_texts: tuple[dict[int, str | None], dict[int, str | None]] = {}, {}
-        """By token id; special tokens shown, and skipped."""
+        """By token id: with special tokens shown, and with them skipped."""
         self.context_token_id = self._find_context_token()
-        """A token that may stand for any text before: what follows keeps its leading space."""
+        """A token that can stand for any preceding text, so that the next keeps its space."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Ids to text as at the start of a text; ids without a token are skipped."""
