@@ -13,9 +13,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -112,25 +113,64 @@ def _sources(settings: Settings) -> AdapterSources:
     )
 
 
-class _DrainingServer(uvicorn.Server):
-    """Tells when it was asked to stop, and when it was asked not to wait any longer."""
+class _Drain:
+    """The way from the request to stop to the last frame. Signal handlers call its methods."""
 
-    def __init__(
-        self, config: uvicorn.Config, on_stop: Callable[[], None], on_hurry: Callable[[], None]
-    ) -> None:
+    def __init__(self, app: Litestar, engine: ZmqEngineClient, drain_seconds: float) -> None:
+        self._app = app
+        self._engine = engine
+        self._drain_seconds = drain_seconds
+        self._loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Let what runs go on for the drain limit, then end it."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def hurry(self, cut: Callable[[], None]) -> None:
+        """End what runs now; a moment later `cut` what still answers."""
+        self._loop.call_soon_threadsafe(lambda: self._start(self._hurry(cut)))
+
+    def cancel(self) -> None:
+        """All has been answered before its time was over."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(self._loop.create_task(work))
+
+    def _begin(self) -> None:
+        self._start(self._cut_streams())
+        services: Services | None = self._app.state.get("services")
+        if services is not None:
+            services.live.stop()  # a page that is open would hold up the stop, and comes back
+
+    async def _cut_streams(self) -> None:
+        await asyncio.sleep(self._drain_seconds)
+        await self._engine.close()  # what is still running ends with a last frame that says so
+
+    async def _hurry(self, cut: Callable[[], None]) -> None:
+        await self._engine.close()
+        await asyncio.sleep(_HURRIED_FRAME_SECONDS)
+        cut()
+
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn, with our drain in place of its own leaving at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: _Drain) -> None:
         super().__init__(config)
-        self._on_stop = on_stop
-        self._on_hurry = on_hurry
+        self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
-            self._on_hurry()  # uvicorn would leave at once, without our own clean-up
+            self._drain.hurry(self._cut)  # uvicorn would leave at once, without our own clean-up
             return
         if not self.should_exit:
-            self._on_stop()
+            self._drain.begin()
         super().handle_exit(sig, frame)
 
-    def cut(self) -> None:
+    def _cut(self) -> None:
         """Cancel what still answers: it is told that the service stops."""
         for task in tuple(self.server_state.tasks):
             task.cancel()
@@ -151,33 +191,8 @@ async def _serve(
         doubt_after=doubt_after(hang_seconds),
         dead_after=dead_after(hang_seconds),
     )
-    loop = asyncio.get_running_loop()
-    drains: list[asyncio.Task[None]] = []
-
-    async def cut_streams() -> None:
-        await asyncio.sleep(drain_seconds)
-        await engine.close()  # what is still running ends with a last frame that says so
-
     tracing = open_tracing(os.environ)
     app = create_app(settings, lambda: open_backends(settings, base, blobs, engine, tracing))
-
-    def begin_drain() -> None:
-        drains.append(loop.create_task(cut_streams()))
-        services: Services | None = app.state.get("services")
-        if services is not None:
-            services.live.stop()  # a page that is open would hold up the stop, and comes back
-
-    async def end_drain() -> None:
-        await engine.close()
-        await asyncio.sleep(_HURRIED_FRAME_SECONDS)
-        server.cut()
-
-    def start_drain() -> None:
-        loop.call_soon_threadsafe(begin_drain)
-
-    def hurry() -> None:
-        loop.call_soon_threadsafe(lambda: drains.append(loop.create_task(end_drain())))
-
     config = uvicorn.Config(
         answering_when_cut(tracing.wrap(app)),
         http=bounded_http(settings.connections), ws="none", lifespan="on",
@@ -187,12 +202,12 @@ async def _serve(
     # A full collection looks at every object of every module: 80 ms in which no stream moves.
     gc.collect()
     gc.freeze()
-    server = _DrainingServer(config, start_drain, hurry)
+    drain = _Drain(app, engine, drain_seconds)
     async with _metrics_port(app, settings):
-        await server.serve(sockets=[listener])
+        await _DrainingServer(config, drain).serve(sockets=[listener])
     await tracing.close()
-    for task in (pulse, *drains):
-        task.cancel()
+    drain.cancel()
+    pulse.cancel()
 
 
 @contextlib.asynccontextmanager
