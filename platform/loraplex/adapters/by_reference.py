@@ -8,7 +8,7 @@ from adapter_store.references.reference import Reference
 from adapter_store.registry.records import AS_THE_BASE, ServingDefaults, TenantInfo
 from adapter_store.registry.registrations import Outcome
 from loraplex.adapters.publishing import publish, upload_folder
-from loraplex.adapters.registrar import Progress
+from loraplex.adapters.registrar import RegistrationProgress
 from loraplex.adapters.upload import Upload
 from loraplex.services import Services
 from loraplex.tenant_scope import tenant_not_found
@@ -29,7 +29,9 @@ class Order:
     serving: ServingDefaults = AS_THE_BASE
 
 
-async def fetch_and_publish(services: Services, order: Order, progress: Progress) -> Outcome:
+async def fetch_and_publish(
+    services: Services, order: Order, progress: RegistrationProgress
+) -> Outcome:
     """Fetch what was ordered, check it and publish it as the next version.
 
     Raises `SourceError`, and what `publish` raises; nothing is left on the disk then.

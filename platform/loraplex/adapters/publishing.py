@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from adapter_store.archive import extract_adapter
+from adapter_store.errors import AdapterNotFound
 from adapter_store.peft_format import InspectedAdapter, inspect_adapter
 from adapter_store.registry.records import (
     AS_THE_BASE,
@@ -44,6 +45,15 @@ async def upload_folder(root: Path) -> AsyncGenerator[Path]:
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+async def has_adapter(services: Services, tenant: str, name: str) -> bool:
+    """Whether the tenant has an adapter of that name; raises `TenantNotFound`."""
+    try:
+        await services.backends.registry.get_adapter(tenant, name)
+    except AdapterNotFound:
+        return False
+    return True
 
 
 async def publish(

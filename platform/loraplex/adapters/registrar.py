@@ -38,7 +38,7 @@ _WRITE_ATTEMPTS = 10
 
 
 @dataclass(slots=True)
-class Progress:
+class RegistrationProgress:
     """How far a registration is."""
 
     state: State = "queued"
@@ -50,7 +50,7 @@ class Progress:
         self.received_bytes, self.total_bytes = received_bytes, total_bytes
 
 
-Work = Callable[[Progress], Awaitable[Outcome]]
+Work = Callable[[RegistrationProgress], Awaitable[Outcome]]
 """Fetches, checks and publishes, and says meanwhile how far it is."""
 
 
@@ -99,7 +99,7 @@ class Registrar:
         return begun
 
     async def _run(self, tenant: str, registration_id: str, work: Work) -> None:
-        progress = Progress()
+        progress = RegistrationProgress()
         own_places = self._tenant_places.get(tenant)
         if own_places is None:
             own_places = asyncio.Semaphore(max(1, self._settings.max_parallel_sources // 2))
@@ -125,7 +125,9 @@ class Registrar:
                 )
 
     @contextlib.asynccontextmanager
-    async def _noted(self, registration_id: str, progress: Progress) -> AsyncGenerator[None]:
+    async def _noted(
+        self, registration_id: str, progress: RegistrationProgress
+    ) -> AsyncGenerator[None]:
         """Write down now and then how far it is, which is also the sign that we live."""
 
         async def note() -> None:

@@ -8,11 +8,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 
-from adapter_store.errors import AdapterNotFound
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters import schemas
 from loraplex.adapters.export import export_version
-from loraplex.adapters.publishing import adapter_is_gone, remove_unused
+from loraplex.adapters.publishing import adapter_is_gone, has_adapter, remove_unused
 from loraplex.adapters.servable import state_of
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.ending_calls import end_calls_of_adapter
@@ -82,15 +81,7 @@ class VersionController(Controller):
         )
         if abort:
             end_calls_of_adapter(services.backends.engine, tenant.name, name, version)
-        if await _is_gone(services, tenant, name):  # it was the last one
-            await adapter_is_gone(services, tenant.name, name, unused)
-        else:
+        if await has_adapter(services, tenant.name, name):
             await remove_unused(services, unused)
-
-
-async def _is_gone(services: Services, tenant: TenantInfo, name: str) -> bool:
-    try:
-        await services.backends.registry.get_adapter(tenant.name, name)
-    except AdapterNotFound:
-        return True
-    return False
+        else:  # it was the last version
+            await adapter_is_gone(services, tenant.name, name, unused)

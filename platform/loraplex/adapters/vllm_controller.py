@@ -8,13 +8,16 @@ from litestar.connection import Request
 from litestar.di import NamedDependency
 from litestar.enums import MediaType
 
-from adapter_store.errors import AdapterNotFound
 from adapter_store.model_ref import check_adapter_name
 from adapter_store.references.reference import parse_reference
 from adapter_store.registry.records import TenantInfo
 from loraplex.adapters.by_reference import Order, fetch_and_publish
-from loraplex.adapters.publishing import check_serves_adapters, delete_adapter
-from loraplex.adapters.registrar import Progress
+from loraplex.adapters.publishing import (
+    check_serves_adapters,
+    delete_adapter,
+    has_adapter,
+)
+from loraplex.adapters.registrar import RegistrationProgress
 from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.errors import ApiError, InvalidRequest
 from loraplex.json_body import read_struct
@@ -71,7 +74,7 @@ class VllmAdapterController(Controller):
         reference = parse_reference(f"file://{order.lora_path}")
         is_admin = request.user.is_admin
         services.backends.sources.check(reference, tenant.name, tenant.sources, is_admin=is_admin)
-        if not order.load_inplace and await _exists(services, tenant, name):
+        if not order.load_inplace and await has_adapter(services, tenant.name, name):
             raise ApiError(
                 400,
                 "adapter_exists",
@@ -86,7 +89,7 @@ class VllmAdapterController(Controller):
             is_admin=is_admin,
             actor=request.user.actor,
         )
-        await fetch_and_publish(services, wanted, Progress())
+        await fetch_and_publish(services, wanted, RegistrationProgress())
         return f"Success: LoRA adapter '{name}' added successfully."
 
     @post(
@@ -107,11 +110,3 @@ class VllmAdapterController(Controller):
         order = await read_struct(request, UnloadOrder, services.settings.requests)
         await delete_adapter(services, tenant.name, order.lora_name, actor=request.user.actor)
         return f"Success: LoRA adapter '{order.lora_name}' removed successfully."
-
-
-async def _exists(services: Services, tenant: TenantInfo, name: str) -> bool:
-    try:
-        await services.backends.registry.get_adapter(tenant.name, name)
-    except AdapterNotFound:
-        return False
-    return True
