@@ -19,7 +19,7 @@ from pathlib import Path
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import MAX_CONFIG_BYTES
-from adapter_store.safetensors_header import shown
+from adapter_store.shown_text import shown
 from adapter_store.zip_layout import MAX_MEMBERS, check_members, read_end
 
 _PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")

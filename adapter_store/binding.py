@@ -8,8 +8,9 @@ from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel, LinearS
 from adapter_store.errors import AdapterFormatError
 from adapter_store.module_rules import ModuleRule, ModuleRules
 from adapter_store.peft_config import PeftConfig
-from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, shown
+from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo
 from adapter_store.saved_modules import shape_error, take_saved
+from adapter_store.shown_text import shown
 from adapter_store.tensor_keys import (
     LoraKey,
     Nesting,

@@ -13,7 +13,8 @@ import msgspec
 
 from adapter_store.errors import AdapterFormatError
 from adapter_store.json_words import in_json_words
-from adapter_store.safetensors_header import shown
+from adapter_store.shown_text import shown
+from adapter_store.unique_names import RepeatedName, load_unique
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 2048
@@ -186,29 +187,20 @@ def _load_json(raw: bytes) -> dict[str, Any]:
             f"adapter_config.json has {len(raw)} bytes, at most {MAX_CONFIG_BYTES} are read",
         )
     try:
-        fields: Any = json.loads(raw.decode(), object_pairs_hook=_unique_fields)
+        fields: Any = load_unique(raw)
         json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-    except AdapterFormatError:
-        raise
+    except RepeatedName as error:
+        raise AdapterFormatError(
+            "invalid_config",
+            f"adapter_config.json has the field {shown(error.name)} twice",
+            field=shown(error.name, quote=False),
+        ) from None
     except (ValueError, RecursionError) as error:
         raise AdapterFormatError(
             "invalid_config", f"adapter_config.json is not valid JSON ({type(error).__name__})"
         ) from None
     if not isinstance(fields, dict):
         raise AdapterFormatError("invalid_config", "adapter_config.json is not a JSON object")
-    return fields
-
-
-def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise AdapterFormatError(
-            "invalid_config",
-            f"adapter_config.json has the field {shown(twice)} twice",
-            field=shown(twice, quote=False),
-        )
     return fields
 
 

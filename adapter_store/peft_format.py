@@ -21,8 +21,9 @@ from adapter_store.conformance import (
 from adapter_store.digest import hash_adapter
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig, parse_config
-from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, read_header, shown
+from adapter_store.safetensors_header import SafetensorsHeader, TensorInfo, read_header
 from adapter_store.saved_modules import count_values, full_weight, without_weights
+from adapter_store.shown_text import shown
 from adapter_store.tensor_scan import scan_tensor, tensors_equal
 
 __all__ = ["Binding", "InspectedAdapter", "bind", "inspect_adapter"]

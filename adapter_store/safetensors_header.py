@@ -5,7 +5,6 @@ the header as JSON, then the tensors' bytes. The `safetensors` package will not 
 reads whole files, names no tensor in its errors, and accepts two tensors of one name.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import msgspec
 
 from adapter_store.errors import AdapterFormatError
 from adapter_store.json_words import in_json_words
+from adapter_store.shown_text import shown
+from adapter_store.unique_names import RepeatedName, load_unique
 
 MAX_HEADER_BYTES = 100_000_000
 """The cap of the `safetensors` package itself."""
@@ -116,13 +117,6 @@ def read_header(path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> Safe
     return SafetensorsHeader(tensors, file_size)
 
 
-def shown(text: str, *, quote: bool = True) -> str:
-    """Text from an upload, made fit for a message: about 200 characters, all printable."""
-    clipped = text if len(text) <= 200 else f"{text[:190]}…"
-    printable = ascii(clipped)[1:-1] if not clipped.isprintable() else clipped
-    return f"'{printable}'" if quote else printable
-
-
 def _read_raw_header(file: BinaryIO, file_size: int, max_header_bytes: int) -> bytes:
     start = file.read(8)
     if len(start) < 8:
@@ -153,9 +147,9 @@ def _read_raw_header(file: BinaryIO, file_size: int, max_header_bytes: int) -> b
 
 def _decode_entries(raw: bytes) -> dict[str, _Entry]:
     try:
-        fields: Any = json.loads(raw.decode(), object_pairs_hook=_unique_fields)
-    except AdapterFormatError:
-        raise
+        fields: Any = load_unique(raw)
+    except RepeatedName as error:
+        raise _invalid(f"the name {shown(error.name)} is there twice", error.name) from None
     except (ValueError, RecursionError) as error:
         raise _invalid(f"it is not JSON ({type(error).__name__})") from None
     metadata = fields.pop("__metadata__", None)
@@ -173,15 +167,6 @@ def _decode_entries(raw: bytes) -> dict[str, _Entry]:
             reason = shown(in_json_words(str(error)), quote=False)
             raise _invalid(f"the entry of the tensor {shown(name)}: {reason}", name) from None
     return entries
-
-
-def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise _invalid(f"the name {shown(twice)} is there twice", twice)
-    return fields
 
 
 def _check_size(name: str, entry: _Entry) -> None:

@@ -14,7 +14,8 @@ from itertools import accumulate
 from adapter_store.base_model import EMBEDDING, OUTPUT_LAYER, BaseModel
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import PeftConfig
-from adapter_store.safetensors_header import TensorInfo, shown
+from adapter_store.safetensors_header import TensorInfo
+from adapter_store.shown_text import shown
 
 _NORM = re.compile(r"model\.(layers\.\d+\.\w+_layernorm|norm)")
 _PEFT_ROOT = ("base_model", "model")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from adapter_store.errors import AdapterFormatError
-from adapter_store.safetensors_header import shown
+from adapter_store.shown_text import shown
 
 MAX_MEMBERS = 1000
 MAX_DIRECTORY_BYTES = 1 << 20
