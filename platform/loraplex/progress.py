@@ -48,8 +48,11 @@ class SilentProgress:
         """Ignore the end."""
 
 
-class RichProgress:
-    """One bar per stage in the terminal; finished stages stay visible. A context manager."""
+class StageBars:
+    """A bar for each of several stages; those that are finished stay visible. A context manager.
+
+    One long stage of many parts, which also tells in a log how far it is, is `CountedWork`.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._progress = Progress(

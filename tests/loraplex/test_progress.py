@@ -2,12 +2,12 @@ import io
 
 from rich.console import Console
 
-from loraplex.progress import RichProgress
+from loraplex.progress import StageBars
 
 
 def test_every_stage_stays_visible_and_full() -> None:
     output = io.StringIO()
-    with RichProgress(Console(file=output, width=80)) as progress:
+    with StageBars(Console(file=output, width=80)) as progress:
         progress.start("Downloading", total=10)
         progress.update(4)
         progress.start("Unpacking")
@@ -20,7 +20,7 @@ def test_every_stage_stays_visible_and_full() -> None:
 def test_a_stage_that_failed_is_not_shown_as_full() -> None:
     output = io.StringIO()
     try:
-        with RichProgress(Console(file=output, width=80)) as progress:
+        with StageBars(Console(file=output, width=80)) as progress:
             progress.start("Downloading", total=10)
             progress.update(4)
             raise OSError

@@ -15,7 +15,8 @@ class CountedWork:
     """A context manager that says on standard error what is being done, at once and to stay.
 
     In a terminal a bar follows, which goes with the work. Where nobody redraws lines (a file, a
-    pipe, CI) how far it is gets a line, every `line_seconds` at most.
+    pipe, CI) how far it is gets a line, every `line_seconds` at most. For work in several stages
+    there is `StageBars`.
     """
 
     def __init__(

@@ -38,18 +38,8 @@ async def slots(session: AsyncSession, tenant: str | None, range_: Range, now: f
     )
     cut = stays.pop().ended if len(stays) > MAX_SPANS else None
     stays.reverse()
-    marks = _marks(stays, tenant, axis.begin)
-    pinned = await _pinned(session, tenant)
-    return Slots(
-        window=axis.window(done.complete_until),
-        slots_total=done.slots_total,
-        spans=[_span(stay, tenant, pinned) for stay in stays],
-        marks=marks,
-        waits=await waits(session, tenant, now),
-        evictions=sum(mark.kind == "evicted" for mark in marks),
-        loads=sum(mark.kind == "loaded" for mark in marks),
-        truncated_before=cut,
-    )
+    window = axis.window(done.complete_until)
+    return await _view(session, tenant, window, done.slots_total, stays, cut)
 
 
 async def newest_slots(session: AsyncSession, tenant: str | None, now: float) -> Slots:
@@ -60,17 +50,25 @@ async def newest_slots(session: AsyncSession, tenant: str | None, now: float) ->
     stays = await _stays(
         session, select(SpanRow).where(*newest).order_by(SpanRow.began, SpanRow.id), MAX_SPANS
     )
-    marks = _marks(stays, tenant, since)
+    window = Window("5m", since, now, NEWEST_SECONDS, [], done.complete_until)
+    return await _view(session, tenant, window, done.slots_total, stays, None)
+
+
+async def _view(
+    session: AsyncSession, tenant: str | None, window: Window, slots_total: int,
+    stays: Sequence[Stay], truncated_before: float | None,
+) -> Slots:  # fmt: skip
+    marks = _marks(stays, tenant, window.start)
     pinned = await _pinned(session, tenant)
     return Slots(
-        window=Window("5m", since, now, NEWEST_SECONDS, [], done.complete_until),
-        slots_total=done.slots_total,
+        window=window,
+        slots_total=slots_total,
         spans=[_span(stay, tenant, pinned) for stay in stays],
         marks=marks,
-        waits=await waits(session, tenant, now),
+        waits=await waits(session, tenant, window.end),
         evictions=sum(mark.kind == "evicted" for mark in marks),
         loads=sum(mark.kind == "loaded" for mark in marks),
-        truncated_before=None,
+        truncated_before=truncated_before,
     )
 
 

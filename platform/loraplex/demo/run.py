@@ -17,7 +17,7 @@ from loraplex.demo.board import Board, Column
 from loraplex.demo.service import DemoService, demo_service
 from loraplex.demo.summary import print_summary
 from loraplex.demo_examples import DemoAdapter, find_examples, load_adapters, load_questions
-from loraplex.progress import RichProgress
+from loraplex.progress import StageBars
 from loraplex.weights import WeightsSource, default_cache_dir, ensure_weights
 
 BASE = "smollm2-135m-instruct"
@@ -34,7 +34,7 @@ def run_demo(
     folder = find_examples(examples)
     adapters, questions = load_adapters(folder), load_questions(folder).demo
     with contextlib.ExitStack() as stack:
-        with RichProgress(console) as progress:
+        with StageBars(console) as progress:
             model = ensure_weights(weights, default_cache_dir(), progress)
             progress.start("Starting the service")
             service = stack.enter_context(demo_service(model, BASE, []))
