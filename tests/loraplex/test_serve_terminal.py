@@ -63,10 +63,11 @@ def test_the_greeting_with_the_key_comes_last_and_ctrl_c_ends_with_a_closing_lin
     logs, _, greeting = start.partition("\nLoraplex serves model at http://127.0.0.1:")
     assert "{" not in start + end
     assert len(re.findall(r"^\d\d:\d\d:\d\d \[info\] ", logs, re.MULTILINE)) >= 4
-    assert re.search(r"engine_ready \[engine\]", logs) and "engine_ready [api]" in logs
+    assert re.search(r"engine_ready \[engine\]", logs) and "engine_connected [api]" in logs
     lines = greeting.splitlines()
-    assert [line.split("  ")[1] for line in lines[1:4]] == ["API page", "Data", "Admin key"]
-    assert re.fullmatch(r"  Admin key  lpx_\S+", lines[3]) and str(data) in lines[2]
+    names = [line.split("  ")[1] for line in lines[1:5]]
+    assert names == ["API page", "Dashboard", "Data", "Admin key"]
+    assert re.fullmatch(r"  Admin key  lpx_\S+", lines[4]) and str(data) in lines[3]
     assert "lpx_" not in logs + end and not (data / "admin.key").exists()
     assert end.lstrip().startswith("Stopping: ") and " stopping " not in end
     assert end.endswith("\nStopped.\n")

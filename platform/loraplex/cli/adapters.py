@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from loraplex.cli.adapter_versions import export, rm, unalias
 from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_tenant_api
 
@@ -51,7 +52,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @click.group()
 def adapters() -> None:
-    """Push, register, list, show, alias, pin and rm adapters."""
+    """Push, register, list, alias, pin, export and rm adapters."""
 
 
 @adapters.command("push")
@@ -302,11 +303,5 @@ _residency_command("warm", "Keep NAME in host memory, ready for a slot.")
 _residency_command("auto", "Let NAME come and go with its use.")
 
 
-@adapters.command("rm")
-@click.argument("name")
-@click.confirmation_option(prompt="Remove the adapter and all its versions?")
-@with_tenant_api
-def rm(name: str, api: ApiClient) -> None:
-    """Remove NAME with all its versions and aliases."""
-    api.call("DELETE", f"/v1/adapters/{segment(name)}")
-    click.echo(f"Removed {name}.")
+for _command in (export, rm, unalias):
+    adapters.add_command(_command)

@@ -16,7 +16,8 @@ from adapter_store.model_ref import check_adapter_name
 
 KEY_SOURCES = (
     "An admin's comes from the first start of `loraplex serve` (printed in a terminal, else in "
-    "admin.key under its data directory), a tenant's from `loraplex keys create TENANT`"
+    "admin.key under its data directory) or from `loraplex admin-keys create` on its machine, a "
+    "tenant's from `loraplex keys create TENANT`"
 )
 START_ONE = (
     "start a service with `loraplex serve --model DIR`, or say where one is with --url or "
@@ -24,8 +25,8 @@ START_ONE = (
 )
 _KEY_REFUSED = "invalid_api_key"
 _TENANT_REQUIRED = "tenant_required"
-_PUSH_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
-"""The service inspects large uploads one after the other."""
+_LARGE_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
+"""The service inspects large uploads, and checks what it exports, one after the other."""
 
 
 class CallFailed(click.ClickException):
@@ -85,15 +86,43 @@ class ApiClient:
         try:
             response = self._http.request(method, path, **kwargs)
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
-            fix = f"; {START_ONE}" if isinstance(error, httpx.ConnectError) else ""
-            raise CallFailed(f"no answer from {self._url}: {reason}{fix}") from None
-        if response.is_success:
-            return response
+            raise self._silence(error) from None
+        if not response.is_success:
+            raise self._refusal(response)
+        return response
+
+    def _refusal(self, response: httpx.Response) -> CallFailed:
         error = _error_of(response)
         if error.code == _KEY_REFUSED:
-            raise _key_refused(self._url)
-        raise _tenant_required() if error.code == _TENANT_REQUIRED else error
+            return _key_refused(self._url)
+        return _tenant_required() if error.code == _TENANT_REQUIRED else error
+
+    def _silence(self, error: Exception) -> CallFailed:
+        reason = str(error) or type(error).__name__
+        fix = f"; {START_ONE}" if isinstance(error, httpx.ConnectError) else ""
+        return CallFailed(f"no answer from {self._url}: {reason}{fix}")
+
+    def download(self, path: str, file: Path) -> int:
+        """Write what is at `path` into a new file, whole or not at all; returns its bytes."""
+        if file.exists():
+            raise CallFailed(f"{file} is there already")
+        part = file.with_name(file.name + ".part")
+        try:
+            with self._http.stream("GET", path, timeout=_LARGE_TIMEOUT) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refusal(response)
+                with part.open("wb") as opened:
+                    for chunk in response.iter_bytes():
+                        opened.write(chunk)
+                part.rename(file)
+                return response.num_bytes_downloaded
+        except httpx.TransportError as error:
+            raise self._silence(error) from None
+        except OSError as error:
+            raise CallFailed(f"{file} cannot be written: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
 
     def list_all(self, path: str) -> dict[str, list[dict[str, Any]]]:
         """Return a list that comes in pages, whole."""
@@ -145,7 +174,7 @@ class ApiClient:
                 for field, file in opened.items()
             }
             data = {"name": name, "publish": "true" if publish else "false", **(serving or {})}
-            return self.call("POST", "/v1/adapters", data=data, files=files, timeout=_PUSH_TIMEOUT)
+            return self.call("POST", "/v1/adapters", data=data, files=files, timeout=_LARGE_TIMEOUT)
         except OSError as error:
             raise CallFailed(f"{source} cannot be read: {error.strerror}") from None
         finally:

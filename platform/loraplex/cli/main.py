@@ -13,7 +13,7 @@ class _LazyGroup(click.Group):
     commands_by_name: ClassVar[dict[str, tuple[str, str]]] = {
         "adapters": (
             "loraplex.cli.adapters:adapters",
-            "Push, register, list, show, alias, pin and rm adapters.",
+            "Push, register, list, alias, pin, export and rm adapters.",
         ),
         "bench": ("loraplex.cli.bench:bench", "Load an endpoint; measure what clients see."),
         "blobs": ("loraplex.cli.blobs:blobs", "Sweep the adapters' files, or see what is amiss."),

@@ -90,12 +90,14 @@ async def _greet(url: str, model_name: str, data: DataDir, settings: Settings) -
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.print(
-            f"Loraplex serves {model_name} at {url}  (API: {url}/docs, data: {data.root})",
+            f"Loraplex serves {model_name} at {url}  (API: {url}/docs, dashboard: {url}/dashboard, "
+            f"data: {data.root})",
             markup=False,
         )
         await show_admin_key(data, settings)
         return
     console.print(f"\nLoraplex serves {model_name} at {url}", style="bold", markup=False)
-    console.print(f"  API page   {url}/docs\n  Data       {data.root}", markup=False)
+    console.print(f"  API page   {url}/docs\n  Dashboard  {url}/dashboard", markup=False)
+    console.print(f"  Data       {data.root}", markup=False)
     await show_admin_key(data, settings)
     console.print("  Ctrl-C stops it.")

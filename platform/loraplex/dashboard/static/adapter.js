@@ -83,7 +83,7 @@ function Figures({ row, now }) {
       format.counted(row.preemptions, "preemption"),
     ],
     [
-      row.is_base ? "loads" : `in a slot, now ${row.residency === "slot" ? "too" : placeOf(row)}`,
+      row.is_base ? "loads" : `time in a slot; now ${placeOf(row)}`,
       row.is_base ? format.NONE : html`${format.share(row.resident_share)} <${Kept} row=${row} />`,
       row.is_base
         ? "the base is always there"

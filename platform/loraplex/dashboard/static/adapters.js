@@ -99,7 +99,7 @@ function Table({ columns, view, range, sort, order, onSort }) {
       )}</tr></thead>
       <tbody>${view.rows.map(
         (row) => html`<tr key=${`${row.tenant}/${row.adapter}`}>
-        <th scope="row" class="text"><${Link}
+        <th scope="row" class="text" title=${`${row.tenant}/${row.adapter}`}><${Link}
           to=${href(["adapters", row.tenant, row.adapter], { range })}
           ><span class="muted">${row.tenant}/</span>${row.adapter}<//></th>
         ${columns.slice(1).map(

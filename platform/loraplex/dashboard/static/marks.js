@@ -5,9 +5,10 @@ import * as format from "./format.js";
 
 const SPARK_WIDTH = 84;
 const SPARK_HEIGHT = 18;
+const DASH = 4;
 
 /**
- * A sparkline; gaps stay gaps, a value between two of them is a dot. `label` says what it shows, its
+ * A sparkline; gaps stay gaps, a value between two of them is a dash. `label` says what it shows, its
  * largest value is in the text.
  */
 export function Spark({ values, label, unit }) {
@@ -23,10 +24,11 @@ export function Spark({ values, label, unit }) {
         return "";
       }
       const y = SPARK_HEIGHT - 1.5 - (value / top) * (SPARK_HEIGHT - 3);
-      const point = `${pen}${(i * dx).toFixed(1)} ${y.toFixed(1)}`;
-      const alone = pen === "M" ? "h0" : "";
+      const isAlone = pen === "M" && values[i + 1] == null;
+      const x = isAlone ? Math.min(i * dx, SPARK_WIDTH - DASH) : i * dx;
+      const point = `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
       pen = "L";
-      return point + alone;
+      return isAlone ? `${point}h${DASH}` : point;
     })
     .join("");
   return html`<svg class="spark" width=${SPARK_WIDTH} height=${SPARK_HEIGHT} role="img"

@@ -112,10 +112,10 @@ function Charts({ view, query, session }) {
       { label: "prompt", values: view.prompt_tokens_rate, color: "--line-2", dash: [6, 3] },
     ]} />
     <${Chart} title="Time to first token"
-      about=${`target ${format.seconds(session.slo_ttft_seconds)}`} unit="s" x=${x}
+      about=${`target ${format.tick(session.slo_ttft_seconds, "s")}`} unit="s" x=${x}
       csv=${csv("latency")} series=${percentileSeries(view.ttft)} />
     <${Chart} title="Time per token" unit="s" x=${x} csv=${csv("latency")}
-      about=${`mean of a request, target ${format.seconds(session.slo_token_seconds)}`}
+      about=${`mean of a request, target ${format.tick(session.slo_token_seconds, "s")}`}
       series=${percentileSeries(view.token_time, "--line-2")} />
     <${Chart} title="Longest token gap" about="of each request; it has no target"
       unit="s" x=${x}

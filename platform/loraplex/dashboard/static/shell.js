@@ -47,7 +47,7 @@ export function Shell({ session, route, stream, onLogOut, children }) {
     <main id="page" tabindex="-1" ref=${main}><h1
       class=${adapter ? "adapter-name" : "hidden"}>${label}</h1>${children}</main>
     <footer class="muted">${session.base_model} · goodput: first token within
-      ${` ${format.seconds(session.slo_ttft_seconds)}`}, ${format.seconds(session.slo_token_seconds)} a token ·
+      ${` ${format.tick(session.slo_ttft_seconds, "s")}`}, ${format.tick(session.slo_token_seconds, "s")} a token ·
       Loraplex ${session.version}</footer>`;
 }
 
