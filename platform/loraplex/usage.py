@@ -66,7 +66,7 @@ async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> int:
         num_stored = len(rows)
     except RegistryUnavailable:
         raise
-    except Exception as reason:
+    except Exception as reason:  # one bad row spoils its batch: each has a try of its own
         _log.error("usage_batch_refused", error=type(reason).__name__, rows=len(rows))
         for row in rows:
             try:
@@ -74,7 +74,7 @@ async def write_rows(registry: Registry, rows: Sequence[UsageRecord]) -> int:
                 num_stored += 1
             except RegistryUnavailable:
                 raise
-            except Exception as error:
+            except Exception as error:  # this one is lost, and the log says so
                 _log.error("usage_lost", request_id=row.request_id, error=type(error).__name__)
     return num_stored
 

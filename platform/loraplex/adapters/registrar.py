@@ -113,7 +113,7 @@ class Registrar:
             with contextlib.suppress(Exception):  # the next process will say so
                 await self._registrations.fail(registration_id, INTERRUPTED, message)
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it was: who ordered it looks here for why
             answer = as_api_error(error)
             if answer.code == "internal_error":
                 _log.error("registration_failed", error=type(error).__name__)

@@ -241,7 +241,7 @@ class Generation:
                 if goes_on and (not pieces or self._sink(pieces)):
                     self._waiter = waiter
                     return
-        except Exception as error:
+        except Exception as error:  # for whoever waits, not for the engine that delivers
             self._error, pieces = error, []
         waiter.set_result(pieces)
 
@@ -257,7 +257,7 @@ class Generation:
                     self._apply(number, output, pieces)
                 elif stream.is_over:  # its own side has ended it
                     self._is_aborted = True
-        except Exception as error:
+        except Exception as error:  # comes after what precedes it
             if not pieces:
                 raise
             self._error = error
