@@ -7,8 +7,8 @@ import zmq
 
 QUEUE_LEN = 10_000
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 500
-LAST_WORDS_MS = 100
-"""For a closed socket to send what is queued, if there is still somebody to take it."""
+LAST_WORDS_MS = 1000
+"""How long a closed socket may take to send what is queued, if the engine still reads."""
 
 
 def open_dealer(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
@@ -18,8 +18,8 @@ def open_dealer(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]
     socket.set(zmq.SNDHWM, QUEUE_LEN)
     socket.set(zmq.RCVHWM, QUEUE_LEN)
     socket.set(zmq.LINGER, 0)
-    # Not IMMEDIATE: it drops what a dying engine said last and was not read yet. What it would
-    # keep from the next engine, requests of the one before, their session keeps from it.
+    # IMMEDIATE is not set, because it drops the unread last words of a dying engine. It would keep
+    # requests meant for one engine from the next, but their session number does that already.
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.set(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket

@@ -1,6 +1,7 @@
 """Fixtures for every test: one async backend, few threads, and nothing of the developer's own."""
 
 import os
+import signal
 
 import pytest
 
@@ -11,7 +12,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before Triton is imported: kernels run in its interpreter, but for `pytest -m gpu`."""
+    """Before Triton is imported: kernels run in its interpreter, but for `pytest -m gpu`.
+
+    And Ctrl-C means what it does in a terminal, also where a shell runs this in the background.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("markexpr") == "gpu":
         os.environ.pop("TRITON_INTERPRET", None)
     else:

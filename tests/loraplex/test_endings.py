@@ -202,8 +202,10 @@ async def test_every_ending_gives_all_back_at_once_and_its_adapter_can_be_delete
         other = (await bench.service.upload("other", seed=99, key="zen:tenant"))["digest"]
         num_rows = 0
         for number, ending in enumerate(ENDINGS):
+            before = len(bench.steps.batches)
             beside = asyncio.create_task(ask_other(bench))
-            await bench.until(lambda: len(bench.running("zen")) == 1)
+            await bench.until(lambda before=before: len(bench.steps.batches) > before)
+            await bench.step_until(lambda: len(bench.running("zen")) == 1)
             first = len(bench.steps.batches)
             digest = (await bench.service.upload("legal", seed=number))["digest"]
 

@@ -76,7 +76,7 @@ async def served(app: Echo, **limits: Any) -> AsyncIterator[Connect]:
     try:
         while not server.started:  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.001)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield connect
     finally:
         for writer in writers:
@@ -170,7 +170,7 @@ async def test_a_reader_who_stops_reading_is_disconnected():
 
 async def test_a_reader_who_reads_slowly_is_not():
     app = Echo()
-    async with served(app, stalled_write_seconds=0.3) as connect:
+    async with served(app, stalled_write_seconds=1.0) as connect:
         reader, writer = await connect()
         writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
         for _ in range(30):

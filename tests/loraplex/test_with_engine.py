@@ -9,8 +9,10 @@ import httpx
 import openai
 import pytest
 
+from engine.scheduled_batch import ScheduledBatch
 from tests.support.scripted_engine import ScriptedRunner
-from tests.support.service_on_engine import service_on_engine, until_idle
+from tests.support.service_on_engine import service_on_engine
+from tests.support.waiting import SECONDS, until_idle
 
 pytestmark = pytest.mark.anyio
 
@@ -86,8 +88,13 @@ async def test_a_stream_that_is_cut_anywhere_says_what_the_whole_reply_says(tmp_
 
 
 async def test_a_stop_string_ends_the_engines_work(tmp_path):
-    step = threading.Event()
-    runner = ScriptedRunner(before_step=lambda batch: step.wait(0.001) and None)
+    is_cut = threading.Event()
+
+    def hold(batch: ScheduledBatch) -> None:
+        """What is drawn until then is more than the string needs."""
+        assert runner.num_steps < 50 or is_cut.wait(SECONDS)
+
+    runner = ScriptedRunner(before_step=hold)
     async with service_on_engine(tmp_path, runner, threaded=True) as (service, engine, _):
         said = service.tokenizer.encode("numbers 0 1 2 3 4 5 6", False)
         runner.reply = lambda prompt, adapter: said * 50
@@ -96,6 +103,7 @@ async def test_a_stop_string_ends_the_engines_work(tmp_path):
                 model="base", prompt="x", stop=" 3 ", max_tokens=400
             )
         assert reply.choices[0].text == "numbers 0 1 2"
+        is_cut.set()
         await until_idle(engine)
         assert (await engine.stats()).output_tokens < 100
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
+from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs, parse_engine_args
 from engine.logs import configure_logs
 from engine.messages import (
@@ -47,9 +48,12 @@ from tests.support.scripted_engine import (
     load_fake_adapter,
     scripted_parts,
 )
+from tests.support.waiting import SECONDS, until
 
 M = TypeVar("M", bound=EngineMessage)
 ROOT = Path(__file__).parents[2]
+LONG = SchedulerConfig(num_kv_blocks=8192, max_num_seqs=16, max_model_len=100_000)
+"""For requests that outlast whatever happens to them, however slow the machine is."""
 
 
 class RawClient:
@@ -85,15 +89,15 @@ class RawClient:
             return None
         return self._codec.decode_engine(self._socket.recv())
 
-    def receive(self, kind: type[M], seconds: float = 10.0) -> M:
+    def receive(self, kind: type[M]) -> M:
         """The next message of this kind; others are skipped. Beats meanwhile."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             message = self.try_receive(0.2)
             if isinstance(message, kind):
                 return message
             self.send(Heartbeat())
-        raise AssertionError(f"no {kind.__name__} within {seconds} s")
+        raise AssertionError(f"no {kind} within {SECONDS} s")
 
     def receive_last(self, request_id: int) -> RequestOutput:
         """A request's last output."""
@@ -106,14 +110,9 @@ class RawClient:
         self.send(GetStats(1))
         return self.receive(Stats)
 
-    def wait_idle(self, seconds: float = 10.0) -> float:
-        """Wait until the engine has no request; returns how long that took."""
-        started = time.monotonic()
-        while time.monotonic() < started + seconds:
-            stats = self.stats().stats
-            if stats.running == stats.waiting == 0:
-                return time.monotonic() - started
-        raise AssertionError("the engine still has requests")
+    def wait_idle(self) -> None:
+        """Wait until the engine has no request."""
+        until(lambda: (stats := self.stats().stats).running == stats.waiting == 0)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -143,10 +142,18 @@ class ServerThread:
         made.join()
         return made
 
-    def join(self, seconds: float = 10.0) -> int | None:
-        self._thread.join(seconds)
+    def join(self) -> int | None:
+        self._thread.join(SECONDS)
         assert not self._thread.is_alive(), "the server did not end"
         return self.exit_code
+
+    def check_integrity(self) -> None:
+        """End the server, since its thread alone may look into its parts while it runs."""
+        self.server.stop()
+        self.server.stop()
+        self.join()
+        self.parts.core.check_integrity()
+        self.parts.host.check_integrity()
 
     def close(self) -> None:
         for client in self._clients:
@@ -171,12 +178,12 @@ def run_dir() -> Iterator[Path]:
 def server_thread(
     runner: ScriptedRunner,
     *,
-    drain_seconds: float = 10.0,
+    drain_seconds: float = SECONDS,
     clock: Callable[[], float] = time.monotonic,
-    parts_options: dict[str, object] | None = None,
+    config: SchedulerConfig | None = None,
 ) -> Iterator[ServerThread]:
     with run_dir() as folder:
-        parts = scripted_parts(runner, folder / "cache", **(parts_options or {}))  # type: ignore[arg-type]
+        parts = scripted_parts(runner, folder / "cache", config=config)
         server = EngineServer(
             parts,
             socket_path=folder / "engine.sock",

@@ -31,6 +31,7 @@ from engine.scheduled_batch import (
 
 EOS = 0
 VOCAB_SIZE = 512
+SEVENS = (7,) * 100_000
 
 Reply = Callable[[tuple[int, ...], str | None], Sequence[int]]
 """(prompt, adapter's digest or None) -> output token ids; EOS follows where it ends."""
@@ -43,7 +44,20 @@ def echo(prompt: tuple[int, ...], adapter: str | None) -> Sequence[int]:
 
 def endless(prompt: tuple[int, ...], adapter: str | None) -> Sequence[int]:
     """Go on until `max_tokens`."""
-    return [7] * 100_000
+    return SEVENS
+
+
+class UntilTold:
+    """A `Reply` that goes on until `end` is called; every choice ends with its next token then."""
+
+    def __init__(self) -> None:
+        self._reply = SEVENS
+
+    def __call__(self, prompt: tuple[int, ...], adapter: str | None) -> Sequence[int]:
+        return self._reply
+
+    def end(self) -> None:
+        self._reply = ()
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.registry import create_schema
 from tests.support.registry import database_url as sqlite_url
 from tests.support.tiny_tokenizers import CHATML, write_byte_level_folder
+from tests.support.waiting import SECONDS
 
 ADMIN_KEY = "admin-key-of-at-least-32-characters"
 HIDDEN = 16
@@ -140,9 +141,9 @@ class TestService:
 
     async def usage(self, tenant: str = "acme", num_rows: int = 1) -> list[UsageRecord]:
         """The newest usage rows, once there are so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while True:
-                rows = await self.registry.list_usage(tenant)
+                rows = await self.registry.list_usage(tenant, 1000)
                 if len(rows) >= num_rows:
                     return rows
                 await asyncio.sleep(0.005)
@@ -165,8 +166,12 @@ async def running_service(
     chat_template: str = CHATML,
     tracing: Tracing | None = None,
     cors_origins: tuple[str, ...] = (),
+    admin_key: str | None = ADMIN_KEY,
 ) -> AsyncIterator[TestService]:
-    """With `database_url`, on that database, which has the schema (the fixture `registry_url`)."""
+    """With `database_url`, on that database, which has the schema (the fixture `registry_url`).
+
+    With `admin_key` None the settings have none, and the registry has one.
+    """
     for folder in ("blobs", "cache", "uploads", "usage"):
         (root / folder).mkdir(exist_ok=True)
     url = database_url or sqlite_url(root)
@@ -181,7 +186,7 @@ async def running_service(
             usage_dir=str(root / "usage"),
         ),
         engine=EngineSettings(engine_socket=str(root / "engine.sock"), model_dir=str(root)),
-        auth=AuthSettings(admin_key=ADMIN_KEY),
+        auth=AuthSettings(admin_key=admin_key),
         cors=CorsSettings(cors_origins=cors_origins),
         model=ModelSettings(served_model_names=("tiny-chat", "org/Tiny-Chat")),
         requests=requests or RequestLimits(),
@@ -194,7 +199,7 @@ async def running_service(
     reserved = ("tiny", "tiny-chat", "org/Tiny-Chat")
     registry = Registry(Database(url), reserved_names=reserved, shared=shared)
     tracing = tracing or NoTracing()
-    keys = {"admin": ADMIN_KEY}
+    keys = {"admin": admin_key or (await registry.create_key(None, ["admin"])).plain}
     for tenant in ("acme", "zen"):
         await registry.create_tenant(tenant)
         for scope in ("inference", "tenant"):

@@ -1,6 +1,5 @@
 """The service on the engine's own core: scheduler, adapter host and fetches are real."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -40,12 +39,3 @@ async def service_on_engine(
         running_service(root, engine, **settings) as service,
     ):
         yield service, engine, fetched
-
-
-async def until_idle(engine: InlineEngineClient) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            stats = await engine.stats()
-            if (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0):
-                return
-            await asyncio.sleep(0.005)

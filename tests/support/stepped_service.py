@@ -88,11 +88,16 @@ class SteppedService:
         return [s for s in lifecycle.running if s.request.message.tenant == tenant]
 
     async def step(self, count: int = 1) -> None:
-        """Let the held step go on, until the next one is held; `count` times."""
+        """Let the held step go on, until the next one is held; `count` times.
+
+        What the step began to read from the disk has been read then.
+        """
+        host = self.parts.host
         for _ in range(count):
             number = len(self.steps.batches)
             self.steps.let_go()
             await self.until(lambda number=number: len(self.steps.batches) > number)
+            await self.until(lambda: host._memory.num_reading <= host._done.qsize())  # pyright: ignore[reportPrivateUsage]
 
     async def step_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(200):
