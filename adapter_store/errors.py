@@ -19,6 +19,7 @@ AdapterStoreError
 │   ├── AliasConflict        the alias does not point to the version that the caller expected
 │   ├── AliasNotFound        the adapter has no such alias
 │   ├── KeyInactive          the API key is revoked or past its time
+│   ├── LastAdminKey         without this API key no admin could get in
 │   ├── IdempotencyKeyReused the key came with another request before
 │   ├── RegistrationNotFound the tenant has no registration by reference of that id
 │   ├── TooManyRegistrations the tenant has as many under way as it may
@@ -158,6 +159,12 @@ class KeyInactive(RegistryError):
     """The API key is revoked or past its time, and so cannot be rotated."""
 
     code = "key_inactive"
+
+
+class LastAdminKey(RegistryError):
+    """The API key is the last one that lets an admin in, and so is not revoked."""
+
+    code = "last_admin_key"
 
 
 class IdempotencyKeyReused(RegistryError):

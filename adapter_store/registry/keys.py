@@ -13,7 +13,7 @@ from typing import cast
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.errors import InvalidField, KeyInactive, KeyNotFound
+from adapter_store.errors import InvalidField, KeyInactive, KeyNotFound, LastAdminKey
 from adapter_store.registry import tenants
 from adapter_store.registry.audit import Change
 from adapter_store.registry.models import ApiKey, Tenant
@@ -76,13 +76,23 @@ async def create_admin(session: AsyncSession, change: Change) -> CreatedKey | No
     return await create(session, change, None, {"admin"}, None, purpose=ADMIN_PURPOSE)
 
 
-async def list_of(session: AsyncSession, tenant: str | None) -> list[KeyInfo]:
-    """A tenant's keys, or the platform's, oldest first; raises `TenantNotFound`."""
+async def list_of(
+    session: AsyncSession, tenant: str | None, limit: int | None = None, after: str = ""
+) -> list[KeyInfo]:
+    """A tenant's keys, or the platform's, oldest first: all, or the first `limit` after a key's id.
+
+    Raises `TenantNotFound` or `InvalidField` (after).
+    """
     owner = (await tenants.find(session, tenant)).id if tenant is not None else None
-    rows = await session.scalars(
-        select(ApiKey).where(ApiKey.tenant_id.is_not_distinct_from(owner)).order_by(ApiKey.id)
-    )
-    return [_info(row, tenant) for row in rows]
+    mine = ApiKey.tenant_id.is_not_distinct_from(owner)
+    query = select(ApiKey).where(mine).order_by(ApiKey.id).limit(limit)
+    if after:
+        is_id = _KEY_ID.fullmatch(after) is not None  # databases refuse some other texts
+        last = select(ApiKey.id).where(mine, ApiKey.key_id == after)
+        if (row_id := await session.scalar(last) if is_id else None) is None:
+            raise InvalidField("after", "`after` must be the last key's id of the page before")
+        query = query.where(ApiKey.id > row_id)
+    return [_info(row, tenant) for row in await session.scalars(query)]
 
 
 async def revoke(session: AsyncSession, change: Change, key_id: str, tenant: str | None) -> KeyInfo:
@@ -96,6 +106,33 @@ async def revoke(session: AsyncSession, change: Change, key_id: str, tenant: str
         change.record(session, "key.revoke", owner, key_id)
         await session.flush()
     return _info(row, owner)
+
+
+async def revoke_own(
+    session: AsyncSession, change: Change, key_id: str, *, may_be_last: bool
+) -> KeyInfo:
+    """Revoke one of the platform's keys for good. A second time changes nothing.
+
+    Raises `KeyNotFound`, or without `may_be_last` `LastAdminKey` for the only one that lets an
+    admin in now.
+    """
+    # All of them are locked, in one order: two calls never revoke each the other's last one.
+    rows = (
+        await session.scalars(
+            select(ApiKey).where(ApiKey.tenant_id.is_(None)).order_by(ApiKey.id).with_for_update()
+        )
+    ).all()
+    row = next((row for row in rows if row.key_id == key_id), None)
+    if row is None:
+        raise _key_not_found(key_id)
+    if row.revoked_at is None:
+        admins = [r for r in rows if _lets_admin_in(r, change.now)]
+        if admins == [row] and not may_be_last:
+            raise LastAdminKey(f"{key_id} is the last admin key that works: create another first")
+        row.revoked_at = change.now
+        change.record(session, "key.revoke", None, key_id)
+        await session.flush()
+    return _info(row, None)
 
 
 async def rotate(
@@ -141,6 +178,10 @@ async def record_use(session: AsyncSession, used: Mapping[str, datetime]) -> Non
         )
 
 
+def _lets_admin_in(row: ApiKey, now: datetime) -> bool:
+    return "admin" in row.scopes and row.revoked_at is None and not _has_expired(row, now)
+
+
 def _has_expired(row: ApiKey, now: datetime) -> bool:
     return row.expires_at is not None and row.expires_at <= now
 
@@ -159,8 +200,12 @@ async def _find(
             )
         ).one_or_none()
     if found is None or (tenant is not None and found[1] != tenant):
-        raise KeyNotFound(f"there is no key {key_id[:32]!r}")
+        raise _key_not_found(key_id)
     return found[0], found[1]
+
+
+def _key_not_found(key_id: str) -> KeyNotFound:
+    return KeyNotFound(f"there is no key {key_id[:32]!r}")
 
 
 async def find_principal(session: AsyncSession, key_hash: str) -> Principal | None:

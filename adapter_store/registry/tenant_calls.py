@@ -113,9 +113,13 @@ class TenantCalls(Transactions):
         change = self._change("system")
         return await self._database.write(lambda s: keys.create_admin(s, change))
 
-    async def list_keys(self, tenant: str | None) -> list[KeyInfo]:
-        """A tenant's keys, or the platform's (None); raises `TenantNotFound`."""
-        return await self._database.read(lambda s: keys.list_of(s, tenant))
+    async def list_keys(
+        self, tenant: str | None, limit: int | None = None, after: str = ""
+    ) -> list[KeyInfo]:
+        """A tenant's keys, or the platform's (None), oldest first: all, or the first `limit` of
+        those after a key's id. Raises `TenantNotFound` or `InvalidField` (after).
+        """
+        return await self._database.read(lambda s: keys.list_of(s, tenant, limit, after))
 
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, actor: str = "system"
@@ -123,6 +127,18 @@ class TenantCalls(Transactions):
         """Revoke a key; with `tenant`, only one of that tenant. Raises `KeyNotFound`."""
         change = self._change(actor)
         return await self._change_principals(lambda s: keys.revoke(s, change, key_id, tenant))
+
+    async def revoke_own_key(
+        self, key_id: str, *, may_be_last: bool = False, actor: str = "system"
+    ) -> KeyInfo:
+        """Revoke a key of the platform's, the last admin key only with `may_be_last`.
+
+        Raises `KeyNotFound` or `LastAdminKey`.
+        """
+        change = self._change(actor)
+        return await self._change_principals(
+            lambda s: keys.revoke_own(s, change, key_id, may_be_last=may_be_last)
+        )
 
     async def rotate_key(
         self,

@@ -57,6 +57,7 @@ from loraplex.request_id import add_request_id
 from loraplex.services import Backends, Services
 from loraplex.settings import Settings
 from loraplex.tenant_scope import provide_tenant
+from loraplex.tenants.admin_key_controller import AdminKeyController
 from loraplex.tenants.audit_controller import AuditController
 from loraplex.tenants.controller import TenantController
 from loraplex.tenants.key_controller import KeyController
@@ -99,6 +100,7 @@ def create_app(settings: Settings, open_backends: OpenBackends) -> Litestar:
             HealthController,
             TenantController,
             KeyController,
+            AdminKeyController,
             SourceController,
             AuditController,
             AllUsageController,

@@ -42,6 +42,7 @@ _STORE_STATUS: tuple[tuple[type[store.AdapterStoreError], int], ...] = (
     (store.KeyNotFound, 404),
     (store.AliasNotFound, 404),
     (store.KeyInactive, 409),
+    (store.LastAdminKey, 409),
     (store.IdempotencyKeyReused, 422),
     (store.NameTaken, 409),
     (store.VersionInUse, 409),

@@ -1,3 +1,4 @@
+import asyncio
 from datetime import timedelta, timezone
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from adapter_store.errors import (
     InvalidField,
     InvalidName,
     KeyNotFound,
+    LastAdminKey,
     NameTaken,
     TenantNotFound,
 )
@@ -164,6 +166,61 @@ async def test_the_services_own_admin_key_is_made_once(registry_url: str):
         await registry.revoke_key(created.key_id)
     async with open_registry(registry_url) as registry:
         assert await registry.ensure_admin_key() is None
+
+
+async def test_the_last_admin_key_that_works_is_revoked_only_where_it_may_be(registry_url: str):
+    clock = FakeClock()
+    async with open_registry(registry_url, clock) as registry:
+        first = await registry.create_key(None, {"admin"})
+        gone = await registry.create_key(None, {"admin"})
+        await registry.create_key(None, {"admin"}, clock.now + timedelta(seconds=1))
+        metrics = await registry.create_key(None, {"metrics"})
+        tenants = await registry.create_key("acme")
+        await registry.revoke_own_key(gone.key_id)
+        clock.advance(1)  # past the third one's time
+        with pytest.raises(LastAdminKey):
+            await registry.revoke_own_key(first.key_id)
+        for key_id in (tenants.key_id, "key_none", "\x00"):
+            with pytest.raises(KeyNotFound):
+                await registry.revoke_own_key(key_id, may_be_last=True)
+        await registry.revoke_own_key(metrics.key_id)
+        await registry.revoke_own_key(gone.key_id)  # a second time changes nothing
+        assert await registry.authenticate(first.plain) is not None
+        assert await registry.authenticate(tenants.plain) is not None
+        await registry.revoke_own_key(first.key_id, may_be_last=True)
+        assert await registry.authenticate(first.plain) is None
+
+
+async def test_two_admins_who_revoke_each_others_key_leave_one(registry_url: str):
+    async with open_registry(registry_url) as one, open_registry(registry_url) as other:
+        keys = [await one.create_key(None, {"admin"}) for _ in range(2)]
+        outcomes = await asyncio.gather(
+            *(
+                registry.revoke_own_key(key.key_id)
+                for registry, key in zip((one, other), keys, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["KeyInfo", "LastAdminKey"]
+        left = [key for key in await one.list_keys(None) if key.revoked_at is None]
+        assert len(left) == 1
+
+
+@pytest.mark.parametrize("tenant", ["acme", None])
+async def test_keys_are_listed_in_pages(registry_url: str, tenant: str | None):
+    async with open_registry(registry_url) as registry:
+        scopes = {"metrics"}
+        made = [(await registry.create_key(tenant, scopes)).key_id for _ in range(5)]
+        others = await registry.create_key("zen", scopes)
+        listed: list[str] = []
+        while page := await registry.list_keys(tenant, 2, listed[-1] if listed else ""):
+            assert len(page) <= 2
+            listed += [key.key_id for key in page]
+        assert listed == made
+        for after in (others.key_id, "key_0000000000000000", "x", "\x00"):
+            with pytest.raises(InvalidField) as caught:
+                await registry.list_keys(tenant, 2, after)
+            assert caught.value.field == "after"
 
 
 async def test_tenants_are_made_once_with_a_sound_weight(registry_url: str):

@@ -22,7 +22,7 @@ PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, ROOTS))})/[\w./-]*)`")
 ANCHOR = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)]+)\)")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 COMMAND = re.compile(
-    r"\bloraplex ((?:serve|demo|plan|simulate|bench|verify|usage|blobs|db|keys|adapters|"
+    r"\bloraplex ((?:serve|demo|plan|simulate|bench|verify|usage|blobs|db|admin-keys|keys|adapters|"
     r"tenants(?: quota| sources)?)(?: [a-z]+)?)"
     r"((?: [^`\n|]*)?)"
 )

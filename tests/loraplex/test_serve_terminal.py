@@ -14,7 +14,7 @@ from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from loraplex.database import upgrade
 from loraplex.settings import EngineSettings, Settings, StorageSettings
-from loraplex.supervisor.data_dir import DataDir
+from loraplex.supervisor.data_dir import DataDir, write_admin_key
 from loraplex.supervisor.registry_start import prepare_registry, show_admin_key
 from tests.support.tiny_models import make_tiny_model
 
@@ -103,7 +103,20 @@ async def test_a_start_that_fails_has_used_up_no_key_and_the_next_one_shows_it(
     assert re.search(r"Admin key  lpx_\S+\n +shown this once", screen.getvalue())
     monkeypatch.setattr(sys, "stdout", screen := Screen())
     await show_admin_key(data, settings)
-    assert screen.getvalue() == "  Admin key  shown at the first start on this data\n"
+    made = "  Admin key  shown when it was made; another: loraplex admin-keys create\n"
+    assert screen.getvalue() == made
     registry = Registry(Database(settings.storage.database_url))
     assert await registry.ensure_admin_key() is None
+    [key] = await registry.list_keys(None)
+    other = await registry.create_key(None, ["admin"])
+    await registry.revoke_own_key(key.key_id)
+    # The file is named as long as its key works.
+    write_admin_key(data, other.plain)
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    await show_admin_key(data, settings)
+    assert screen.getvalue() == f"  Admin key  in {data.admin_key_file}\n"
+    await registry.revoke_own_key(other.key_id, may_be_last=True)
     await registry.close()
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    await show_admin_key(data, settings)
+    assert screen.getvalue() == made

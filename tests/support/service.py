@@ -49,7 +49,6 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.registry import create_schema
 from tests.support.registry import database_url as sqlite_url
 from tests.support.tiny_tokenizers import CHATML, write_byte_level_folder
-from tests.support.waiting import SECONDS
 
 ADMIN_KEY = "admin-key-of-at-least-32-characters"
 HIDDEN = 16
@@ -141,9 +140,9 @@ class TestService:
 
     async def usage(self, tenant: str = "acme", num_rows: int = 1) -> list[UsageRecord]:
         """The newest usage rows, once there are so many."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(10):
             while True:
-                rows = await self.registry.list_usage(tenant, 1000)
+                rows = await self.registry.list_usage(tenant)
                 if len(rows) >= num_rows:
                     return rows
                 await asyncio.sleep(0.005)

@@ -1,19 +1,16 @@
 """`loraplex blobs`: the adapters' files, seen from the registry."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from loraplex.cli.local_registry import data_dir_option, database_option, opened_registry
 from loraplex.cli.options import json_option, print_json
-from loraplex.supervisor.data_dir import DataDir, default_data_dir
+from loraplex.supervisor.data_dir import DataDir
 
 if TYPE_CHECKING:
-    from adapter_store.blobs import BlobStore
-    from adapter_store.registry.registry import Registry
     from adapter_store.sweeper import SweepReport
 
 
@@ -28,18 +25,12 @@ def blobs() -> None:
     "--min-age", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS",
     help="Younger files are left alone: an upload may be at work on them.",
 )  # fmt: skip
-@click.option(
-    "--database-url", envvar=["LORAPLEX_DATABASE_URL", "DATABASE_URL"], default=None,
-    help="Default: the embedded database under the data directory.",
-)  # fmt: skip
+@database_option
 @click.option(
     "--blob-url", envvar="LORAPLEX_BLOB_URL", default=None,
     help="s3://bucket/prefix?endpoint=URL; default: the folder under the data directory.",
 )  # fmt: skip
-@click.option(
-    "--data-dir", envvar="LORAPLEX_DATA_DIR", type=click.Path(path_type=Path, file_okay=False),
-    default=default_data_dir, help="Default: ~/.local/share/loraplex.",
-)  # fmt: skip
+@data_dir_option
 @json_option
 def sweep(
     dry_run: bool, min_age: float, database_url: str | None, blob_url: str | None, data_dir: Path,
@@ -50,13 +41,11 @@ def sweep(
     Safe beside a running service, which does the same every hour. Exits 1 if files are missing:
     upload those adapters again, or bring the files back from a copy.
     """
-    from adapter_store.errors import BlobError, RegistryUnavailable
+    from adapter_store.errors import BlobError
 
     try:
-        report, missing = asyncio.run(
-            _sweep(database_url, blob_url, data_dir.resolve(), min_age, dry_run)
-        )
-    except (BlobError, RegistryUnavailable, ValueError) as error:
+        report, missing = asyncio.run(_sweep(database_url, blob_url, data_dir, min_age, dry_run))
+    except (BlobError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if report is None:
         raise click.ClickException(
@@ -90,32 +79,11 @@ def _tell(report: "SweepReport", missing: list[str], what: str) -> None:
 async def _sweep(
     database_url: str | None, blob_url: str | None, data_dir: Path, min_age: float, dry_run: bool
 ) -> "tuple[SweepReport | None, list[str]]":
+    from adapter_store.blob_url import open_blob_store
     from adapter_store.sweeper import find_missing
     from loraplex.housekeeping import sweep_orphans
 
-    async with _opened(database_url, blob_url, data_dir) as (registry, store):
+    store = open_blob_store(blob_url, DataDir(data_dir).blobs)
+    async with opened_registry(database_url, data_dir) as registry:
         report = await sweep_orphans(registry, store, min_age, dry_run=dry_run)
         return report, await find_missing(store, registry.is_live, registry.digests_in_use)
-
-
-@contextlib.asynccontextmanager
-async def _opened(
-    database_url: str | None, blob_url: str | None, data_dir: Path
-) -> "AsyncGenerator[tuple[Registry, BlobStore]]":
-    from adapter_store.blob_url import open_blob_store
-    from adapter_store.registry.registry import Registry
-    from adapter_store.registry.session import Database
-    from loraplex.database import DatabaseNotMigrated, check
-
-    data = DataDir(data_dir)
-    store = open_blob_store(blob_url, data.blobs)
-    url = database_url or data.database_url
-    try:
-        await check(url)
-    except DatabaseNotMigrated as error:
-        raise ValueError(f"{error}. Run: loraplex db upgrade") from None
-    registry = Registry(Database(url))
-    try:
-        yield registry, store
-    finally:
-        await registry.close()

@@ -1,5 +1,6 @@
 """`loraplex keys`: the API keys of a tenant. Needs the admin key."""
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,9 @@ from loraplex.cli.api_client import ApiClient, segment
 from loraplex.cli.options import json_option, print_json, print_table, with_api
 
 SCOPES = ["inference", "tenant", "metrics"]
+DAYS = click.option(
+    "--days", type=click.IntRange(1, 36_500), help="Days until it expires; default: never."
+)
 
 
 @click.group()
@@ -22,9 +26,7 @@ def keys() -> None:
     "--scope", "scopes", multiple=True, type=click.Choice(SCOPES), default=["inference"],
     show_default=True, help="What the key may do; `tenant` is for managing adapters. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--days", type=click.IntRange(1, 36_500), help="Days until it expires; default: never."
-)
+@DAYS
 @json_option
 @with_api
 def create(
@@ -48,10 +50,15 @@ def create(
 @with_api
 def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
     """List the keys of TENANT (never the keys themselves)."""
-    found: dict[str, Any] = api.call("GET", f"/admin/tenants/{segment(tenant)}/keys")
+    found = api.list_all(f"/admin/tenants/{segment(tenant)}/keys")
     if as_json:
         print_json(found)
-        return
+    else:
+        print_keys(found["data"])
+
+
+def print_keys(found: Iterable[Mapping[str, Any]]) -> None:
+    """Print keys as the API shows them."""
     print_table(
         ["id", "key", "scopes", "created", "last used", "expires", "revoked"],
         (
@@ -64,7 +71,7 @@ def list_(tenant: str, as_json: bool, api: ApiClient) -> None:
                 k["expires_at"],
                 k["revoked_at"],
             ]
-            for k in found["data"]
+            for k in found
         ),
     )
 

@@ -15,6 +15,10 @@ class _LazyGroup(click.Group):
             "loraplex.cli.adapters:adapters",
             "Push, register, list, alias, pin, export and rm adapters.",
         ),
+        "admin-keys": (
+            "loraplex.cli.admin_keys:admin_keys",
+            "Create, list and revoke admin keys, on the service's machine.",
+        ),
         "bench": ("loraplex.cli.bench:bench", "Load an endpoint; measure what clients see."),
         "blobs": ("loraplex.cli.blobs:blobs", "Sweep the adapters' files, or see what is amiss."),
         "db": ("loraplex.cli.db:db", "Migrate the registry's database, or check it."),

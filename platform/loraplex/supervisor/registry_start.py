@@ -75,6 +75,7 @@ async def show_admin_key(data: DataDir, settings: Settings) -> None:
     registry = Registry(Database(settings.storage.database_url))
     try:
         created = await registry.ensure_admin_key()
+        is_in_file = created is None and await _is_good(registry, data.admin_key_file)
     except RegistryUnavailable:
         console.print("  Admin key  not made, the registry does not answer: start again for it")
         return
@@ -83,10 +84,21 @@ async def show_admin_key(data: DataDir, settings: Settings) -> None:
     if created is not None:
         console.print(f"  Admin key  [bold]{created.plain}[/bold]")
         console.print("             shown this once: keep it, the registry has only its hash")
-    elif data.admin_key_file.exists():
+    elif is_in_file:
         console.print(f"  Admin key  in {data.admin_key_file}", markup=False)
     else:
-        console.print("  Admin key  shown at the first start on this data")
+        console.print("  Admin key  shown when it was made; another: loraplex admin-keys create")
+
+
+async def _is_good(registry: Registry, file: Path) -> bool:
+    return (key := _text_of(file)) is not None and await registry.authenticate(key) is not None
+
+
+def _text_of(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 async def restore_usage(storage: StorageSettings) -> None:

@@ -17,7 +17,7 @@ from loraplex.services import Services
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One change. `actor` is the id of the key that asked for it, `admin` or `system`."""
+    """One change. `actor` is the id of the key that asked for it, `admin`, `cli` or `system`."""
 
     id: int
     created_at: datetime

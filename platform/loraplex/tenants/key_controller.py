@@ -1,5 +1,6 @@
 """`/admin/tenants/{tenant}/keys`: create, list, rotate and revoke a tenant's keys."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from adapter_store.registry.records import KeyInfo, Scope
 from loraplex.auth import Caller, requires_admin
 from loraplex.json_body import read_struct
 from loraplex.openapi import Problem, errors, json_body
+from loraplex.paging import DEFAULT_LIMIT, PageAfter, PageLimit, cut
 from loraplex.services import Services
 
 _ERRORS = errors(Problem, 400, 401, 403, 404, 503)
@@ -63,10 +65,11 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
 
 
-class KeyList(msgspec.Struct, frozen=True):
-    """The keys of a tenant."""
+class KeyList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of keys, oldest first. `next` is the `after` of the next page, if there is one."""
 
     data: list[Key]
+    next: str | None = None
 
 
 class KeyController(Controller):
@@ -97,10 +100,15 @@ class KeyController(Controller):
 
     @get(operation_id="listKeys", responses=_ERRORS)
     async def list(
-        self, tenant_name: FromPath[str], services: NamedDependency[Services]
+        self,
+        tenant_name: FromPath[str],
+        services: NamedDependency[Services],
+        limit: PageLimit = DEFAULT_LIMIT,
+        after: PageAfter = "",
     ) -> KeyList:
-        """List a tenant's keys, revoked ones too; never the keys themselves."""
-        return KeyList([_key(k) for k in await services.backends.registry.list_keys(tenant_name)])
+        """List a tenant's keys, revoked ones too, a page at a time; never the keys themselves."""
+        found = await services.backends.registry.list_keys(tenant_name, limit + 1, after)
+        return key_page(found, limit)
 
     @post(
         "/{key_id:str}/rotate",
@@ -150,6 +158,12 @@ def _created(tenant: str, created: NewKey) -> CreatedKey:
         scopes=sorted(created.info.scopes),
         expires_at=created.info.expires_at,
     )
+
+
+def key_page(found: Sequence[KeyInfo], limit: int) -> KeyList:
+    """Return the page of `limit + 1` keys asked for, for the client."""
+    page, has_more = cut(found, limit)
+    return KeyList([_key(key) for key in page], page[-1].key_id if has_more else None)
 
 
 def _key(key: KeyInfo) -> Key:
