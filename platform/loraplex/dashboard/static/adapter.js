@@ -83,13 +83,11 @@ function Figures({ row, now }) {
       format.counted(row.preemptions, "preemption"),
     ],
     [
-      row.is_base ? "loads" : `time in a slot; now ${placeOf(row)}`,
+      row.is_base ? "loads" : "time in a slot",
       row.is_base ? format.NONE : html`${format.share(row.resident_share)} <${Kept} row=${row} />`,
       row.is_base
         ? "the base is always there"
-        : `${format.counted(row.loads, "load")}${
-            row.loads ? `, p95 ${format.seconds(row.load.p95)}` : ""
-          }`,
+        : `${placeOf(row)} now; ${format.counted(row.loads, "load")}`,
     ],
   ];
   return html`<dl class="tiles" aria-label="Over the range"
