@@ -1,10 +1,10 @@
 """The host tier: one fetch for many requests, bounded memory and disk, failures told once."""
 
 import contextlib
-import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,78 +12,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.adapter_disk import AdapterDisk
 from engine.adapter_host import AdapterHost
 from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
+from tests.support.adapter_bench import host_bench
 from tests.support.scripted_engine import (
     FakeWeights,
     digest_of,
-    load_fake_adapter,
     put_fake_adapter,
 )
 
 A, B, C, D = (digest_of(number) for number in (10, 11, 12, 13))
 
 
-class Bench:
-    """A host, what it asked for, and a way to wait for its threads."""
-
-    def __init__(self, cache_dir: Path, *, max_cpu_loras: int = 8, **limits: int) -> None:
-        self.cache_dir = cache_dir
-        self.needed: list[str] = []
-        self.reads: list[str] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.woken = threading.Event()
-        self.host = AdapterHost(
-            cache_dir,
-            self._load,
-            need=self.needed.append,
-            max_cpu_loras=max_cpu_loras,
-            cpu_lora_bytes=limits.get("cpu_lora_bytes", 10**9),
-            disk_lora_bytes=limits.get("disk_lora_bytes", 10**9),
-            wake=self.woken.set,
-        )
-
-    def _load(self, digest: str, folder: Path) -> FakeWeights:
-        assert self.gate.wait(10)
-        self.reads.append(digest)
-        return load_fake_adapter(digest, folder)
-
-    def put(self, digest: str, content: bytes = b"weights") -> None:
-        put_fake_adapter(self.cache_dir, digest, content)
-
-    def events(self, at_least: int) -> list[AdapterEvent]:
-        """Poll until so many events have come."""
-        events: list[AdapterEvent] = []
-        while True:
-            self.woken.clear()
-            events += self.host.poll()
-            self.host.check_integrity()
-            if len(events) >= at_least:
-                return events
-            assert self.woken.wait(10), f"only {events}"
-
-    def bring(self, *digests: str) -> None:
-        """Have adapters in memory, wanted."""
-        for digest in digests:
-            self.put(digest)
-            self.host.prefetch(digest)
-        self.events(len(digests))
-
-
-@contextlib.contextmanager
-def bench(cache_dir: Path, **limits: int) -> Iterator[Bench]:
-    made = Bench(cache_dir, **limits)
-    try:
-        yield made
-    finally:
-        made.gate.set()
-        made.host.close()
-
-
 def test_a_hundred_prefetches_of_a_cold_adapter_are_one_need_and_one_read(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         for _ in range(100):
             b.host.prefetch(A)
         assert b.needed == [A]
@@ -99,7 +41,7 @@ def test_a_hundred_prefetches_of_a_cold_adapter_are_one_need_and_one_read(tmp_pa
 
 
 def test_what_lies_on_disk_is_read_without_asking_anybody(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.put(A)
         b.host.prefetch(A)
         assert isinstance(b.events(1)[0], AdapterReady)
@@ -107,7 +49,7 @@ def test_what_lies_on_disk_is_read_without_asking_anybody(tmp_path: Path) -> Non
 
 
 def test_a_prefetch_of_a_ready_adapter_is_answered_too(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.bring(A)
         b.host.prefetch(A)
         assert b.host.poll() == [AdapterReady(A, 0.0)]
@@ -115,7 +57,7 @@ def test_a_prefetch_of_a_ready_adapter_is_answered_too(tmp_path: Path) -> None:
 
 
 def test_poll_does_not_wait_for_a_read(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.gate.clear()
         b.put(A)
         b.host.prefetch(A)
@@ -126,7 +68,7 @@ def test_poll_does_not_wait_for_a_read(tmp_path: Path) -> None:
 
 
 def test_a_failed_fetch_is_told_once_and_the_next_prefetch_asks_again(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.host.prefetch(A)
         b.host.fetch_failed(A, "no such blob")
         b.host.fetch_failed(A, "no such blob")
@@ -139,7 +81,7 @@ def test_a_failed_fetch_is_told_once_and_the_next_prefetch_asks_again(tmp_path: 
 
 
 def test_damaged_files_are_removed_and_needed_again_once(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.put(A, b"damaged")
         b.host.prefetch(A)
         while not b.needed:  # the read has failed
@@ -154,7 +96,7 @@ def test_damaged_files_are_removed_and_needed_again_once(tmp_path: Path) -> None
 
 
 def test_files_damaged_twice_fail_the_adapter(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.put(A, b"damaged")
         b.host.prefetch(A)
         while not b.needed:
@@ -195,7 +137,7 @@ def test_whatever_a_read_raises_fails_the_adapter_and_no_request_waits_for_ever(
 
 
 def test_a_have_without_files_is_asked_for_once_more_then_fails(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.host.prefetch(A)
         b.host.have(A)
         assert b.needed == [A, A]
@@ -205,7 +147,7 @@ def test_a_have_without_files_is_asked_for_once_more_then_fails(tmp_path: Path) 
 
 
 def test_a_disk_that_fails_fails_its_adapter_and_nothing_else(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         loop = tmp_path / A
         loop.symlink_to(loop)  # every access ends with ELOOP, also for root
         b.host.prefetch(A)
@@ -219,7 +161,7 @@ def test_a_disk_that_fails_fails_its_adapter_and_nothing_else(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["../../etc", "A" * 64, "", "a" * 63, "a" * 64 + "\n"])
 def test_a_name_that_is_no_digest_fails_and_touches_no_file(tmp_path: Path, name: str) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.host.prefetch(name)
         assert b.host.poll() == [AdapterFailed(name, "not an adapter digest")]
         b.host.have(name)
@@ -229,82 +171,8 @@ def test_a_name_that_is_no_digest_fails_and_touches_no_file(tmp_path: Path, name
         assert b.needed == [] and list(tmp_path.iterdir()) == []
 
 
-def test_idle_adapters_go_least_recently_used_first(tmp_path: Path) -> None:
-    with bench(tmp_path, max_cpu_loras=3) as b:
-        b.bring(A, B, C)
-        for digest in (A, B, C):
-            b.host.release(digest)
-        assert b.host.get(A) is not None  # now B is the oldest
-        b.bring(D)
-        assert b.host.get(B) is None
-        assert all(b.host.get(digest) is not None for digest in (A, C, D))
-
-
-def test_the_byte_limit_evicts_as_many_as_needed(tmp_path: Path) -> None:
-    with bench(tmp_path, cpu_lora_bytes=30) as b:  # an adapter has 9
-        b.bring(A, B, C)
-        for digest in (A, B, C):
-            b.host.release(digest)
-        b.put(D, b"x" * 18)  # 20 with its configuration
-        b.host.prefetch(D)
-        b.events(1)
-        assert [b.host.get(digest) is not None for digest in (A, B, C, D)] == [
-            False, False, True, True,
-        ]  # fmt: skip
-        assert b.host.num_bytes == 29
-
-
-def test_wanted_adapters_are_never_evicted_and_the_next_one_waits(tmp_path: Path) -> None:
-    with bench(tmp_path, max_cpu_loras=2) as b:
-        b.bring(A, B)
-        b.put(C)
-        b.host.prefetch(C)
-        assert b.host.poll() == [] and b.host.num_adapters == 2
-        b.host.release(A)
-        assert b.events(1)[0].digest == C
-        assert b.host.get(A) is None and b.host.get(B) is not None
-
-
-def test_an_adapter_that_fills_a_slot_is_read_past_the_limit(tmp_path: Path) -> None:
-    with bench(tmp_path, max_cpu_loras=2) as b:
-        b.bring(A, B)
-        b.put(C)
-        b.host.prefetch(C)
-        assert b.host.get(C) is None and b.host.num_adapters == 2  # a look makes no haste
-        b.host.hasten(C)
-        assert b.events(1)[0].digest == C
-        assert b.host.get(C) is not None
-
-
-@pytest.mark.parametrize("damaged_first", [False, True])
-def test_one_that_is_hastened_before_its_files_have_come_is_read_past_the_limit_too(
-    tmp_path: Path, damaged_first: bool
-) -> None:
-    with bench(tmp_path, max_cpu_loras=2) as b:
-        b.bring(A, B)  # and nobody lets go of them
-        b.host.keep([A, B])
-        b.host.prefetch(C)
-        b.host.hasten(C)
-        if damaged_first:
-            b.put(C, b"damaged")
-            b.host.have(C)
-            while b.needed != [C, C]:
-                b.host.poll()
-        b.put(C)
-        b.host.have(C)
-        assert b.events(1)[0].digest == C
-        assert b.host.get(C) is not None
-
-
-def test_an_adapter_larger_than_the_limit_is_served_alone(tmp_path: Path) -> None:
-    with bench(tmp_path, cpu_lora_bytes=5) as b:
-        b.put(A)
-        b.host.prefetch(A)
-        assert isinstance(b.events(1)[0], AdapterReady)
-
-
 def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.host.prefetch(A)
         b.host.release(A)
         b.put(A)
@@ -316,7 +184,7 @@ def test_what_nobody_waits_for_any_more_is_not_read(tmp_path: Path) -> None:
 
 
 def test_forget_drops_memory_and_disk_also_during_a_read(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.bring(A)
         b.host.release(A)
         b.host.forget(A)
@@ -338,7 +206,7 @@ def test_forget_drops_memory_and_disk_also_during_a_read(tmp_path: Path) -> None
 
 
 def test_what_was_forgotten_while_a_client_fetched_it_goes_when_it_comes(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
+    with host_bench(tmp_path) as b:
         b.host.prefetch(A)
         b.host.release(A)  # its request was aborted, and the adapter deleted
         b.host.forget(A)
@@ -365,118 +233,17 @@ def test_what_was_forgotten_while_a_client_fetched_it_goes_when_it_comes(tmp_pat
         assert (tmp_path / C).exists()
 
 
-def test_the_disk_keeps_what_is_in_use_and_evicts_the_least_recently_used(tmp_path: Path) -> None:
-    with bench(tmp_path, disk_lora_bytes=20) as b:  # two adapters of 9
-        b.bring(A, B)
-        b.host.release(A)
-        b.host.prefetch(C)
-        b.put(C)
-        b.host.have(C)
-        b.events(1)
-        assert not (tmp_path / A).exists()
-        assert (tmp_path / B).exists() and (tmp_path / C).exists()
+class ReadsByHand:
+    """In the place of the host's threads, working when told to: the same rules are the same run."""
 
+    def __init__(self) -> None:
+        self.work: list[Callable[[], object]] = []
 
-def test_the_order_of_use_on_disk_survives_a_restart(tmp_path: Path) -> None:
-    for number, digest in enumerate((B, A, C)):
-        put_fake_adapter(tmp_path, digest)
-        os.utime(tmp_path / digest, (1000 + number, 1000 + number))
-    (tmp_path / ".evicted-old").mkdir()
-    (tmp_path / "upload.tmp").mkdir()
-    disk = AdapterDisk(tmp_path, max_bytes=20)
-    assert disk.num_bytes == 27 and not (tmp_path / ".evicted-old").exists()
-    disk.touch(B)
-    again = AdapterDisk(tmp_path, max_bytes=20)
-    again.trim(in_use=())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [B, C, "upload.tmp"]
+    def submit(self, work: Callable[..., object], *args: object, **options: object) -> None:
+        self.work.append(partial(work, *args, **options))
 
-
-def test_what_is_kept_is_read_unasked_and_never_evicted_until_it_is_kept_no_more(
-    tmp_path: Path,
-) -> None:
-    with bench(tmp_path, max_cpu_loras=2) as b:
-        b.put(A)
-        b.host.keep([A, B])
-        assert b.needed == [B] and b.events(1) == [AdapterReady(A, pytest.approx(0, abs=9))]
-        b.put(B)
-        b.host.have(B)
-        b.events(1)
-        b.put(C)
-        b.host.prefetch(C)
-        b.host.prefetch(A)
-        b.host.release(A)
-        assert b.reads == [A, B] and b.host.is_coming(C) and not b.host.has(C)
-        b.host.hasten(C)  # for a slot: past the limit
-        b.events(2)
-        b.host.release(C)
-        assert not b.host.has(C) and b.host.has(A) and b.host.has(B)
-        b.host.keep([A])
-        b.host.prefetch(C)
-        b.events(1)
-        assert b.host.has(A) and not b.host.has(B) and b.reads == [A, B, C, C]
-        b.host.forget(A)
-        assert b.host.kept == frozenset() and not b.host.has(A)
-
-
-def test_keeping_again_fetches_what_could_not_be_had(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
-        b.host.keep([A, "../etc"])
-        b.host.fetch_failed(A, "gone")
-        assert b.host.poll() == []  # no sequence wants it: nobody is to be told
-        b.host.keep([A])
-        assert b.needed == [A, A]
-        b.put(A)
-        b.host.have(A)
-        b.events(1)
-        assert b.host.has(A)
-
-
-def test_adapters_are_read_ahead_from_disk_while_there_is_room(tmp_path: Path) -> None:
-    for digest in (A, B, C):
-        put_fake_adapter(tmp_path, digest, b"damaged" if digest == B else b"weights")
-    with bench(tmp_path, max_cpu_loras=2) as b:
-        b.host.read_ahead([D, A, B, C])
-        assert b.needed == [] and b.host.num_adapters == 2
-        while b.host.is_coming(A) or b.host.is_coming(B):
-            b.woken.wait(0.05)
-            b.host.poll()
-        assert b.host.has(A) and not b.host.has(B) and not (tmp_path / B).exists()
-        b.host.prefetch(C)
-        while not b.host.has(C):  # it may have been read in the damaged one's place
-            b.woken.wait(0.05)
-            b.host.poll()
-        b.host.prefetch(D)
-        b.put(D)
-        b.host.have(D)
-        b.events(1)
-        assert not b.host.has(A), "what was read ahead is idle: it goes for what is wanted"
-
-
-def test_the_last_use_is_noted_on_disk_at_its_end_and_in_between(tmp_path: Path) -> None:
-    now = [0.0]
-    host = AdapterHost(
-        tmp_path, load_fake_adapter, need=lambda digest: None, max_cpu_loras=4,
-        cpu_lora_bytes=10**9, disk_lora_bytes=10**9, clock=lambda: now[0],
-    )  # fmt: skip
-    for digest in (A, B, C):
-        put_fake_adapter(tmp_path, digest)
-        host.prefetch(digest)
-    while not all(map(host.has, (A, B, C))):
-        host.poll()
-
-    def order() -> list[str]:
-        return AdapterDisk(tmp_path, max_bytes=10**9).recent
-
-    for number, digest in enumerate((A, B, C)):
-        os.utime(tmp_path / digest, (1000 + number, 1000 + number))
-    assert order() == [C, B, A]
-    host.release(A)
-    assert order() == [A, C, B] and host.recent[0] == A
-    os.utime(tmp_path / A, (1500, 1500))
-    now[0] += 60
-    host.poll()
-    assert set(order()[:2]) == {B, C}
-    host.close()
+    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
+        self.work.clear()
 
 
 class HostMachine(RuleBasedStateMachine):
@@ -488,7 +255,12 @@ class HostMachine(RuleBasedStateMachine):
         super().__init__()
         self.stack = contextlib.ExitStack()
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.bench = self.stack.enter_context(bench(folder, max_cpu_loras=2, disk_lora_bytes=30))
+        self.bench = self.stack.enter_context(
+            host_bench(folder, max_cpu_loras=2, disk_lora_bytes=30)
+        )
+        self.bench.host._threads.shutdown()
+        self.reads = ReadsByHand()
+        self.bench.host._threads = self.reads  # type: ignore[assignment]
         self.wanted: set[str] = set()
         self.unanswered: set[str] = set()
 
@@ -516,6 +288,11 @@ class HostMachine(RuleBasedStateMachine):
         else:
             self.bench.put(digest, b"damaged" if damaged else b"weights")
             self.bench.host.have(digest)
+
+    @precondition(lambda self: self.reads.work)
+    @rule(newest=st.booleans())
+    def read(self, newest: bool) -> None:
+        self.reads.work.pop(-1 if newest else 0)()
 
     @rule(digest=digests)
     def forget(self, digest: str) -> None:
@@ -557,10 +334,9 @@ class HostMachine(RuleBasedStateMachine):
                 self.answer(damaged=False, fails=False)
             for digest in self.unanswered:
                 self.bench.host.hasten(digest)
+            while self.reads.work:
+                self.read(newest=False)
             self.poll()
-            if self.unanswered and not self.bench.needed:
-                self.bench.woken.wait(0.05)
-                self.bench.woken.clear()
 
 
 TestHostMachine = HostMachine.TestCase

@@ -1,8 +1,7 @@
-"""The scheduler's answers: the worked example, endings, refusals, and the shape of a step."""
+"""The scheduler's answers: endings, refusals, prefixes, forks and aborts; and what a step costs."""
 
 import subprocess
 import sys
-from typing import cast
 
 import pytest
 
@@ -10,115 +9,7 @@ from engine.config import SchedulerConfig
 from engine.errors import ConfigError, RequestRefused
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.step_plan import StepPlan
 from tests.support.memory_engine import EOS, VOCAB_SIZE, MemoryEngine, draw, request
-
-# Requests A..H of one prompt token each, their output lengths; four slots, one token a step.
-WORKED_EXAMPLE = [8, 2, 3, 1, 3, 4, 2, 5]
-
-
-def _run_worked_example(policy: str) -> MemoryEngine:
-    engine = MemoryEngine(policy=policy, max_num_seqs=4, max_num_batched_tokens=16)
-    for number, length in enumerate(WORKED_EXAMPLE):
-        engine.add(request(number, [1], max_tokens=length))
-    engine.run()
-    for number in range(len(WORKED_EXAMPLE)):
-        engine.assert_as_alone(number)
-    return engine
-
-
-def _completions(engine: MemoryEngine) -> list[float]:
-    return [engine.finished_at[number] for number in range(len(WORKED_EXAMPLE))]
-
-
-def test_worked_example_static_takes_13_steps_and_computes_52_rows_for_28_tokens():
-    engine = _run_worked_example("static")
-    batches = engine.runner.batches
-    assert len(batches) == 13
-    assert sum(len(batch.rows) for batch in batches) == 52
-    assert engine.core.stats().output_tokens == 28
-    assert _completions(engine) == [8, 8, 8, 8, 13, 13, 13, 13]
-    assert sum(_completions(engine)) / 8 == 10.5
-
-
-def test_worked_example_continuous_takes_9_steps_with_completions_8_2_3_1_4_6_5_9():
-    engine = _run_worked_example("chunked")
-    batches = engine.runner.batches
-    assert len(batches) == 9
-    assert 4 * len(batches) == 36 and sum(len(batch.rows) for batch in batches) == 28
-    assert _completions(engine) == [8, 2, 3, 1, 4, 6, 5, 9]
-    assert sum(_completions(engine)) / 8 == 4.75
-
-
-# -- the shape of a step
-
-
-def _rows(engine: MemoryEngine, step: int) -> list[tuple[int, int]]:
-    """(start, tokens) of each row."""
-    return [(row.start, len(row.token_ids)) for row in engine.runner.batches[step].rows]
-
-
-def test_decodes_come_first_and_are_never_delayed_by_a_long_prefill():
-    engine = MemoryEngine(max_num_batched_tokens=10, max_num_seqs=2, num_kv_blocks=64)
-    engine.add(request(1, [1, 2], max_tokens=20))
-    engine.step()
-    engine.add(request(2, [3] * 50, max_tokens=2))
-    while not engine.is_over(("c", 1)):
-        engine.step()
-    assert all((1 if step else 2) == _rows(engine, step)[0][1] for step in range(20))
-    assert all(batch.num_tokens <= 10 for batch in engine.runner.batches)
-    assert _rows(engine, 1) == [(2, 1), (0, 9)], "the prefill takes the rest of the budget"
-
-
-def test_no_prefill_takes_more_than_half_while_another_waits():
-    engine = MemoryEngine(max_num_batched_tokens=20, max_num_seqs=4)
-    engine.add(request(1, [1] * 40, tenant="a"))
-    engine.add(request(2, [2] * 6, tenant="b"))
-    engine.step()
-    assert _rows(engine, 0) == [(0, 14), (0, 6)], "half, and what the other left"
-    engine.add(request(3, [3] * 30, tenant="c"))
-    engine.step()
-    assert sorted(tokens for _, tokens in _rows(engine, 1)) == [1, 9, 10]
-
-
-def test_prefill_first_never_mixes_and_cuts_only_what_exceeds_the_budget():
-    engine = MemoryEngine(policy="prefill_first", max_num_batched_tokens=10, max_num_seqs=4)
-    engine.add(request(1, [1] * 6))
-    engine.add(request(2, [2] * 6))
-    engine.add(request(3, [3] * 25))
-    engine.run()
-    prefills = [[row for row in _rows(engine, step) if row[1] > 1] for step in range(5)]
-    assert prefills[:2] == [[(0, 6)], [(0, 6)]], "whole prompts, one after another"
-    assert prefills[2:] == [[(0, 10)], [(10, 10)], [(20, 5)]]
-    for batch in engine.runner.batches:
-        decodes = sum(row.start > 0 and len(row.token_ids) == 1 for row in batch.rows)
-        assert decodes in (0, len(batch.rows))
-    for number in (1, 2, 3):
-        engine.assert_as_alone(number)
-
-
-def test_static_pads_prompts_to_the_longest_of_the_batch():
-    engine = MemoryEngine(policy="static", max_num_seqs=2, max_num_batched_tokens=16)
-    engine.add(request(1, [1] * 3, max_tokens=1))
-    engine.add(request(2, [2] * 23, max_tokens=5))
-    engine.run()
-    num_decodes = 2 * (5 - 1)  # each of them decodes until both have finished
-    assert sum(batch.num_tokens for batch in engine.runner.batches) == 2 * 23 + num_decodes
-    assert engine.finished_at[1] == engine.finished_at[2]
-    engine.assert_as_alone(1)
-    engine.assert_as_alone(2)
-
-
-def test_static_padding_never_lands_in_a_prefix_that_others_may_find():
-    engine = MemoryEngine(policy="static", max_num_seqs=2, max_num_batched_tokens=16)
-    prompt = list(range(1, 13))
-    for number, prompts in enumerate([[prompt], [prompt, [9] * 23], [prompt]]):
-        for index, tokens in enumerate(prompts):
-            engine.add(request(10 * number + index, tokens))
-        engine.run()
-    for number in (0, 10, 11, 20):
-        engine.assert_as_alone(number)
 
 
 def test_a_budget_that_cannot_decode_all_sequences_is_refused_at_start():
@@ -343,7 +234,7 @@ def test_n_choices_share_one_prefill_and_differ(length):
     assert len({tuple(engine.choice(1, choice)[0]) for choice in range(4)}) == 4
     stats = engine.core.stats()
     assert stats.prompt_tokens == length, "the prompt is charged once"
-    assert len(_rows(engine, 0)) == 1
+    assert len(engine.runner.batches[0].rows) == 1
     assert engine.runner.num_copies == (3 if length % 4 else 0)
 
 
@@ -354,124 +245,6 @@ def test_children_that_find_no_block_wait_and_still_answer():
     engine.assert_as_alone(1)
     assert engine.last(1).timing.preemptions > 0
     engine.assert_at_rest()
-
-
-# -- preemption
-
-
-def test_a_small_pool_preempts_and_changes_no_token():
-    engine = MemoryEngine(num_kv_blocks=14, block_size=4, max_num_seqs=8)
-    for number in range(8):
-        engine.add(
-            request(
-                number,
-                [1 + number] * (5 + number),
-                tenant=f"t{number % 3}",
-                adapter=[None, "a", "b", "c"][number % 4],
-                max_tokens=20,
-            )
-        )
-    engine.run()
-    assert engine.core.stats().preemptions > 0
-    for number in range(8):
-        engine.assert_as_alone(number)
-    preempted = [engine.last(number).timing.preemptions for number in range(8)]
-    assert sum(preempted) == engine.core.stats().preemptions
-    engine.assert_at_rest()
-
-
-def test_admission_never_preempts():
-    engine = MemoryEngine(num_kv_blocks=6, block_size=4, max_num_seqs=4)
-    engine.add(request(1, [1] * 12, tenant="a", max_tokens=4))
-    engine.step()
-    engine.add(request(2, [2] * 12, tenant="b", max_tokens=4))
-    engine.run()
-    assert engine.core.stats().preemptions == 0
-    assert engine.first_token_at[2] > engine.finished_at[1] - 1
-
-
-def test_a_head_leaves_room_for_its_first_decode_or_waits():
-    engine = MemoryEngine(num_kv_blocks=5, block_size=4, max_num_seqs=4)
-    engine.add(request(1, [1] * 9, tenant="a", max_tokens=3))
-    engine.step()
-    engine.add(request(2, [2] * 8, tenant="b", max_tokens=3))
-    engine.run()
-    assert engine.core.stats().preemptions == 0
-    assert engine.first_token_at[2] > engine.finished_at[1]
-
-
-def test_nobody_is_admitted_into_the_blocks_of_a_sequence_preempted_in_the_same_step():
-    engine = MemoryEngine(num_kv_blocks=9, block_size=4, max_num_seqs=8)
-    engine.add(request(1, [1] * 7, tenant="x", max_tokens=24))
-    engine.add(request(2, [2] * 15, tenant="x", max_tokens=20))
-    for number in range(3, 12):
-        engine.step()
-        engine.add(request(number, [number] * 3, tenant="y", max_tokens=4))
-    engine.run()
-    preempting = [batch for batch in engine.runner.batches if batch.preempted]
-    assert preempting
-    for batch in preempting:
-        before = engine.runner.batches[engine.runner.batches.index(batch) - 1]
-        assert {row.sequence_id for row in batch.rows} <= {r.sequence_id for r in before.rows}
-        assert not {row.sequence_id for row in batch.rows} & set(batch.preempted)
-    for number in range(1, 12):
-        engine.assert_as_alone(number)
-
-
-def test_a_stream_that_lost_its_blocks_comes_back_before_anybody_new_is_admitted():
-    engine = MemoryEngine(num_kv_blocks=12, block_size=4, max_num_seqs=8)
-    for number in (1, 2, 3):
-        engine.add(request(number, [number] * 7, tenant="x", max_tokens=24))
-    for number in range(10, 40):
-        # Tenants that were never served, and so go before the one that is, with small requests.
-        engine.add(request(number, [5, 6], tenant=f"new-{number}", max_tokens=4))
-        engine.step()
-    engine.run()
-    known: set[int] = set()
-    lost: set[int] = set()
-    num_returns = 0
-    for batch in engine.runner.batches:
-        lost |= set(batch.preempted)
-        rows = {row.sequence_id for row in batch.rows}
-        num_returns += len(lost & rows)
-        lost -= rows
-        assert not (lost and rows - known), "somebody new, while a stream waits for its blocks"
-        known |= rows
-    assert num_returns >= 3 and len(known) == 33
-    for message in engine.messages.values():
-        engine.assert_as_alone(message.request_id)
-
-
-def test_a_withdrawn_grant_gives_its_tokens_back():
-    class Granted:
-        sequence_id = 7
-
-    plan, sequence = StepPlan(10), cast(Sequence, Granted())
-    plan.grant(sequence, 4)
-    plan.withdraw(sequence)
-    assert (plan.remaining, plan.preempted, plan.grants) == (10, [7], {})
-
-
-def test_the_newest_sequence_of_the_most_served_tenant_is_preempted():
-    engine = MemoryEngine(num_kv_blocks=7, block_size=4, max_num_seqs=4)
-    engine.add(request(1, [1] * 7, tenant="greedy", max_tokens=16))
-    engine.add(request(2, [2] * 7, tenant="greedy", max_tokens=16))
-    engine.step()
-    engine.add(request(3, [3] * 3, tenant="modest", max_tokens=16))
-    engine.run()
-    preemptions = {number: engine.last(number).timing.preemptions for number in (1, 2, 3)}
-    assert preemptions[2] >= 1 and preemptions[3] == 0
-
-
-def test_a_recompute_is_not_charged_and_cached_tokens_count_the_first_admission():
-    engine = MemoryEngine(num_kv_blocks=7, block_size=4, max_num_seqs=4)
-    for number in (1, 2, 3):
-        engine.add(request(number, [number] * 7, max_tokens=16))
-    engine.run()
-    stats = engine.core.stats()
-    assert stats.preemptions > 0
-    assert (stats.prompt_tokens, stats.cached_tokens) == (21, 0)
-    assert all(engine.last(number).num_cached_tokens == 0 for number in (1, 2, 3))
 
 
 # -- aborts
