@@ -1,4 +1,4 @@
-"""Adapters whose way to host memory takes simulated time."""
+"""An adapter source whose loads take simulated time."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -54,7 +54,7 @@ def slot_efficiency(mean_output: float, mean_longest: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Seconds of a GPU that a request takes."""
+    """GPU seconds that one request takes."""
 
     prefill: float
     decode: float
@@ -62,7 +62,7 @@ class GpuTime:
 
     @property
     def seconds(self) -> float:
-        """Both."""
+        """Prefill and decode together."""
         return self.prefill + self.decode
 
     @property

@@ -11,7 +11,7 @@ from engine.simulation.study import NamedPolicy, Row, Study
 from engine.telemetry.alerts import FindingKind
 
 SECONDS = 90
-"""Of arrivals."""
+"""Duration of the arrivals, in seconds."""
 CHUNKED = NamedPolicy("chunked_512", "chunked", 128, 512)
 STUDY = Study(
     model=LLAMA_3_1_8B,
@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureMode:
-    """What goes wrong, and what makes it go right. The alert has its name."""
+    """What goes wrong, and what cures it. The alert that should find it has the same name."""
 
     kind: FindingKind
     made_by: str
@@ -50,7 +50,7 @@ class FailureMode:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Whether the alert sounds where it should, and nothing does where it should not."""
+    """Whether the alert is raised in the sick study, and none in the cured one."""
 
     mode: FailureMode
     is_named: bool
@@ -58,7 +58,7 @@ class Recognised:
 
     @property
     def holds(self) -> bool:
-        """Both."""
+        """Whether both hold."""
         return self.is_named and self.is_silent
 
 
@@ -107,7 +107,7 @@ FAILURE_MODES = (
 
 
 def jobs(seed: int = 1) -> list[tuple[Study, NamedPolicy, float, int]]:
-    """What `run_jobs` is to run: each mode, then its cure."""
+    """Jobs for `run_jobs`: each mode, then its cure."""
     return [
         (
             replace(case.study, num_requests=round(case.rate * SECONDS)),
@@ -121,7 +121,7 @@ def jobs(seed: int = 1) -> list[tuple[Study, NamedPolicy, float, int]]:
 
 
 def recognise(rows: Sequence[Row]) -> list[Recognised]:
-    """Of the rows of `jobs`, in their order."""
+    """Judge the rows of `jobs`, which are in the same order."""
     found: list[Recognised] = []
     for mode, wrong, cured in zip(FAILURE_MODES, rows[::2], rows[1::2], strict=True):
         kinds = {sighting.finding.kind for sighting in wrong.sightings}

@@ -1,4 +1,4 @@
-"""What a simulated run amounts to, in the figures that operators plan with."""
+"""The figures of a simulated run that operators plan with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of the requests after the warm-up. A percentile of nothing is 0."""
+    """Figures over the requests after the warm-up. A percentile of nothing is 0."""
 
     num_requests: int
     num_refused: int
     seconds: float
-    """From the first of them to arrive until the last to finish."""
+    """Seconds from their first arrival to their last end."""
     output_tokens_per_second: float
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -32,7 +32,7 @@ class Figures:
     tpot_p99_ms: float
     gap_p50_ms: float
     gap_p99_ms: float
-    """Between two tokens, over all requests."""
+    """Milliseconds between two tokens, over all requests."""
     queue_p50_ms: float
     queue_p99_ms: float
     goodput: float
@@ -46,14 +46,14 @@ class Figures:
     queue_ms: dict[str, float]
     """Mean milliseconds in the queue by cause."""
     longest_wait_ms: float
-    """In the queue, of any request."""
+    """The longest time in the queue, of any request."""
     kv_use: float
-    """Blocks in use while steps ran, as a share of all; so with the next two."""
+    """Mean share of the KV blocks in use while steps ran; `kv_peak` is the largest."""
     kv_peak: float
     slots_used: float
-    """Adapter slots, on average."""
+    """Mean number of adapter slots in use while steps ran."""
     running: float
-    """Sequences, on average."""
+    """Mean number of sequences that ran while steps ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class AdapterWait:
     adapter: str
     num_requests: int
     ttft_p50_ms: float | None
-    """None, as the next one, of a fleet: it keeps no times by adapter."""
+    """None, like the next one, for a fleet, which keeps no times by adapter."""
     ttft_p99_ms: float | None
     longest_wait_ms: float
     queue_ms: dict[str, float]

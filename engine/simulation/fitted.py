@@ -24,39 +24,39 @@ from engine.simulation.step_load import StepLoad
 from engine.telemetry.records import StepRecord
 
 GEMM_ROWS = 16
-"""Tokens are computed in groups of so many: see batch invariance."""
+"""Tokens are computed in groups of this size, for batch invariance."""
 LONGEST_PAUSE = 0.005
-"""Seconds between two steps of an engine that has work; a longer pause was idleness."""
+"""Longest pause, in seconds, between two steps of a busy engine; after a longer one it was idle."""
 FEWEST_STEPS = 50
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds."""
+    """Seconds that each thing in a step costs."""
 
     step: float
     row: float
     padded_token: float
-    """Of tokens rounded up to whole groups."""
+    """For each token, their number rounded up to whole groups."""
     token: float
     context_token: float
-    """Of K/V that the step's rows read."""
+    """For each position whose K/V the rows read."""
     adapter: float
     lora_token: float
 
 
 class StepModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file of `loraplex simulate --step-model` holds: an engine on its machine."""
+    """An engine on its machine, as in a file for `loraplex simulate --step-model`."""
 
     costs: StepCosts
     mean_error: float
-    """Of single steps, relative to their mean."""
+    """Mean error of a single step's predicted time, relative to the mean step."""
     num_steps: int
     load_seconds: float = 0.03
-    """An adapter's way to host memory."""
+    """Seconds that an adapter takes to host memory."""
     install_seconds: float = 0.0
-    """From there into its slot, during which no step runs."""
+    """Seconds from there into its slot, during which no step runs."""
     service_seconds: float = 0.0
-    """What a first token takes besides the engine: HTTP, tokenizing, sockets."""
+    """Seconds that a first token takes outside the engine: HTTP, tokenizing, sockets."""
     num_kv_blocks: int
     block_size: int = 16
     max_num_seqs: int
@@ -69,7 +69,7 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """A machine as its costs say: see `engine.simulation.step_time.LoadTime`."""
+    """A machine with these costs: an `engine.simulation.step_time.LoadTime`."""
 
     costs: StepCosts
 
@@ -93,7 +93,7 @@ class FittedStepTime:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Costs, and how well they tell the steps they were fitted to."""
+    """Costs, and how well they predict the steps they were fitted to."""
 
     costs: StepCosts
     mean_error: float
@@ -126,14 +126,14 @@ def fit_steps(steps: Sequence[StepRecord], block_size: int) -> Fit:
 
 
 def slowness(costs: StepCosts, steps: Sequence[StepRecord], block_size: int) -> float:
-    """What steps took in a row, over what the costs say: how far a machine's speed has drifted."""
+    """Measured over predicted time of consecutive steps: how far a machine's speed has drifted."""
     each = msgspec.structs.astuple(costs)
     rows = np.array([_terms(step, block_size) for step in steps])
     return float(_durations(steps).sum() / (rows @ np.array(each)).sum())
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:
-    """The costs of a machine that takes so many times as long for everything."""
+    """The costs of a machine that takes `factor` times as long for everything."""
     return StepCosts(
         **{name: factor * cost for name, cost in msgspec.structs.asdict(costs).items()}
     )

@@ -19,11 +19,11 @@ from engine.simulation.study import NamedPolicy, Study
 from engine.simulation.workload import Drawn
 
 WINDOW = 2000
-"""Requests that are sent before replicas go on: what memory holds of the future."""
+"""Requests that are made ahead of the replicas' time; bounds memory."""
 WATCHED = 0.95
-"""Of the time that arrivals take on average: alerts are for an engine to which more comes."""
+"""Share of the expected time of arrivals in which alerts are looked for: later, load is falling."""
 OnProgress = Callable[[int], None]
-"""Is told how many requests have been sent."""
+"""Called with the number of requests sent so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def simulate_fleet(
 def simulate_part(
     fleet: Fleet, part: int, num_parts: int, on_progress: OnProgress = lambda done: None
 ) -> FleetFigures:
-    """The replicas whose number is `part` modulo `num_parts`; their share of the requests."""
+    """The replicas whose number modulo `num_parts` is `part`, and their share of the requests."""
     study = fleet.study
     figures = FleetFigures(
         slo=study.slo,

@@ -33,7 +33,7 @@ class AdapterTally:
 
 @dataclass(slots=True, kw_only=True)
 class FleetFigures:
-    """Of the requests after the warm-up, which the first `num_warm_up` arrivals are."""
+    """Sums over all requests but the first `num_warm_up` arrivals."""
 
     slo: Slo
     num_warm_up: int = 0
@@ -59,14 +59,14 @@ class FleetFigures:
     num_installs: int = 0
     num_rows: int = 0
     sightings: list[Sighting] = field(default_factory=list[Sighting])
-    """What the service's alerts would say of the replicas."""
+    """Alerts that the service would have raised about the replicas."""
     _gap: LogHistogram = field(default_factory=LogHistogram)
     _recent_gaps: list[float] = field(default_factory=list[float])
-    """Not counted so far: counted many at once, each costs a fraction."""
+    """Gaps not counted yet: counting many at once costs a fraction."""
 
     @property
     def gap(self) -> LogHistogram:
-        """Between two tokens, over all requests."""
+        """Times between two tokens, over all requests."""
         self._count_gaps()
         return self._gap
 
@@ -129,7 +129,7 @@ class FleetFigures:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last end; 0 if nothing was served."""
+        """Seconds from the first arrival to the last end; 0 if nothing was served."""
         return max(0.0, self.last_end - self.first_arrival)
 
     @property
@@ -143,7 +143,7 @@ class FleetFigures:
         return self.num_good / self.num_requests if self.num_requests else 0.0
 
     def as_figures(self, num_kv_blocks: int) -> Figures:
-        """As those of one replica; rates are of all together, and use is of one on average."""
+        """In the form of one replica's; rates are totals, and use is the mean of the replicas."""
         num = max(1, self.num_requests)
         return Figures(
             num_requests=self.num_requests,

@@ -52,7 +52,7 @@ class LognormalLength:
 
 @dataclass(frozen=True, slots=True)
 class EmpiricalLength:
-    """One of these that were seen, each equally likely."""
+    """One of the observed lengths, each equally likely."""
 
     lengths: Sequence[int]
 
@@ -67,7 +67,7 @@ class EmpiricalLength:
 
 @dataclass(frozen=True, slots=True)
 class CappedLength:
-    """As others draw it, and no longer than this."""
+    """Draws from another distribution, cut to a maximum."""
 
     lengths: Lengths
     longest: int

@@ -30,23 +30,23 @@ class LogHistogram:
     """Values are 0 to 1e6; what is below 1e-6 counts as 0."""
 
     counts: Counts = field(default_factory=_no_counts)
-    """By bucket; the first one is for 0."""
+    """Counts by bucket; the first one is for 0."""
     total: float = 0.0
     highest: float = 0.0
 
     @property
     def count(self) -> int:
-        """Values so far."""
+        """Number of values."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float:
-        """Of all; 0 of none."""
+        """Mean of all values; 0 without any."""
         count = self.count
         return self.total / count if count else 0.0
 
     def add(self, value: float) -> None:
-        """One value."""
+        """Add a value."""
         bucket = 0
         if value > LOWEST:
             bucket = min(math.ceil(math.log(value) / _LOG_GAMMA) - _FIRST, _NUM_BUCKETS - 1)
@@ -55,7 +55,7 @@ class LogHistogram:
         self.highest = max(self.highest, value)
 
     def add_all(self, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
-        """Several at once."""
+        """Add several values at once."""
         if not len(values):
             return
         logs = np.log(np.maximum(values, LOWEST)) / _LOG_GAMMA
@@ -78,7 +78,7 @@ class LogHistogram:
         return min(self.highest, 2 * _GAMMA ** (bucket + _FIRST) / (_GAMMA + 1))
 
     def merge(self, other: "LogHistogram") -> None:
-        """Add another stream's."""
+        """Add the values of another histogram."""
         self.counts += other.counts
         self.total += other.total
         self.highest = max(self.highest, other.highest)

@@ -1,4 +1,4 @@
-"""A dense decoder as far as its step time goes: parameters, K/V bytes and attention's width."""
+"""What decides the step time of a dense decoder: parameters, K/V bytes, width of attention."""
 
 import json
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class ModelShape:
     lora_width: int = 0
     """Inputs and outputs of all linear layers: parameters of an adapter of rank 1."""
     bytes_per_value: int = 2
-    """Of weights, K and V: 2 in bfloat16."""
+    """Bytes of one weight, K or V: 2 in bfloat16."""
 
     @property
     def weight_bytes(self) -> int:
-        """Read once a step."""
+        """Bytes of weights that every step reads once."""
         return self.num_parameters * self.bytes_per_value
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of one position in all layers."""
+        """Bytes of one position's K and V in all layers."""
         return 2 * self.num_layers * self.kv_width * self.bytes_per_value
 
     def adapter_bytes(self, rank: int) -> int:

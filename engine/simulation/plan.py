@@ -18,16 +18,16 @@ from engine.simulation.fleet_figures import FleetFigures
 from engine.simulation.study import NamedPolicy, Study
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2, 1.35, 1.5)
-"""Rates to try, as shares of what a replica serves of a short burst, its ends included."""
+"""Rates to try, as shares of the rate at which a replica serves a short burst."""
 SIZING_LOAD = 0.8
 SEATS = (16, 32, 64, 128, 256, 512)
 SLOTS = (2, 4, 8, 16, 32, 64, 128)
 NUM_SAMPLED = 2
-"""Replicas of a large fleet that are simulated, at least, to compare setups."""
+"""Replicas of a large fleet that are simulated at least, to compare setups."""
 NUM_CONFIRMED = 8
-"""The same for the whole demand: a router spreads adapters unevenly, so that two may be lucky."""
+"""The same for the whole demand: a router spreads adapters unevenly, so two might be lucky."""
 INDIFFERENT = 0.005
-"""Differences of goodput that are not worth a seat or a slot."""
+"""Relative differences of goodput that are not worth a seat or a slot."""
 MAX_TRIES = 4
 
 
@@ -38,9 +38,9 @@ class Demand:
     study: Study
     """`num_requests` are those of one replica."""
     rate: float
-    """Requests a second, in all."""
+    """Requests a second over all replicas."""
     share: float = 0.95
-    """Of the requests that are to meet the SLO."""
+    """Share of the requests that must meet the SLO."""
     max_num_batched_tokens: int = 512
 
 
@@ -54,7 +54,7 @@ class Setup:
     rate: float
     """Of one replica."""
     num_sampled: int = NUM_SAMPLED
-    """Replicas that are simulated, at least, where there are so many."""
+    """Replicas that are simulated at least, if there are that many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Plan:
     max_num_seqs: int
     max_loras: int
     kv_blocks: int
-    """Of a replica: what there is room for beside weights and slots."""
+    """KV blocks of a replica that fit beside weights and slots."""
     meets_slo: bool
     burst_rate: float
-    """Requests a second that a replica gets through when all come at once."""
+    """Requests a second that a replica serves if all arrive at once."""
     operating: Trial
-    """The rate at which a replica does most good."""
+    """The trial at the rate at which a replica's goodput is highest."""
     expected: Trial
-    """The whole demand on that many replicas."""
+    """The trial of the whole demand on that many replicas."""
     by_load: Sequence[Trial]
     by_seats: Sequence[Trial]
     by_slots: Sequence[Trial]
@@ -104,13 +104,13 @@ class Plan:
 
     @property
     def gpu_hours_per_million(self) -> float:
-        """GPU-hours that a million output tokens take, idle time included."""
+        """GPU-hours for a million output tokens, idle time included."""
         tokens = self.expected.offered_tokens_per_second
         return 1e6 / (3600 * tokens) if tokens else math.inf
 
 
 Try = Callable[[Sequence[tuple[Demand, Setup]]], list[Trial]]
-"""Runs trials, in whichever processes; results in their order."""
+"""Runs trials, possibly in other processes; results are in the order of the trials."""
 
 
 def attempt(demand: Demand, setup: Setup) -> Trial:

@@ -18,7 +18,7 @@ class Popularity:
 
 
 def uniform(num_adapters: int) -> Popularity:
-    """All alike."""
+    """All equally popular."""
     return _popularity([1.0] * num_adapters)
 
 
@@ -38,7 +38,7 @@ def one_hot(num_adapters: int, share: float = 0.5) -> Popularity:
 
 
 def weighted(counts: Sequence[float]) -> Popularity:
-    """Each as often as it was seen."""
+    """In proportion to how often each was seen."""
     return _popularity(counts)
 
 

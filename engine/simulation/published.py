@@ -30,7 +30,7 @@ from engine.simulation.study import (
 PROMPTS = LognormalLength(mean=1000, sigma=0.8, shortest=32, longest=8192)
 OUTPUTS = LognormalLength(mean=250, sigma=0.8, shortest=8, longest=2048)
 SATURATED = 30.0
-"""Requests a second: more than any policy sustains."""
+"""Requests a second; more than any policy sustains."""
 STUDY = Study(
     model=LLAMA_3_1_8B,
     gpu=H100,
@@ -73,12 +73,12 @@ class Comparison:
     highest: float
     """What was published; two equal numbers where both agree."""
     tolerance: float
-    """Relative, on either side."""
+    """Relative tolerance, on either side."""
     ours: Spread
 
     @property
     def holds(self) -> bool:
-        """Whether our mean lies within."""
+        """Whether our mean lies within the tolerance."""
         low, high = self.lowest * (1 - self.tolerance), self.highest * (1 + self.tolerance)
         return low <= self.ours.mean <= high
 

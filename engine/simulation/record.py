@@ -1,4 +1,4 @@
-"""What became of each request of a simulation, and what a run amounts to."""
+"""What became of each request of a simulation, and the totals of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,25 +13,25 @@ Ending = FinishReason | Literal["refused"]
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """One request; times are simulated seconds since the start, None until they come."""
+    """One request. Times are simulated seconds since the start, None until the event happens."""
 
     request: EngineRequest
     arrival: float
     """When it was sent."""
     queued: float | None = None
-    """When the engine saw it: between steps."""
+    """When the engine took it in, between two steps."""
     first_token: float | None = None
     finished: float | None = None
     finish_reason: Ending | None = None
-    """Of the first choice to end; `error` and `refused` have an `error_code`."""
+    """That of the first choice to end; `error` and `refused` come with an `error_code`."""
     error_code: str | None = None
     timing: RequestTiming | None = None
-    """As told to the client; None if it never heard of one."""
+    """As told to the client; None if it was told none."""
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    """Of all choices."""
+    """Summed over all choices."""
     token_times: list[float] = field(default_factory=list[float])
-    """When a step gave it tokens, once however many choices it has."""
+    """Times of the steps that gave it tokens; one entry for a step, however many choices."""
 
     @property
     def first_admitted(self) -> float | None:
@@ -63,17 +63,17 @@ class SimulationReport:
 
     requests: Sequence[SimulatedRequest]
     seconds: float
-    """When the last of it was over."""
+    """When its last request was over."""
     num_steps: int
     num_preemptions: int
     num_rows: int
-    """Rows of all steps."""
+    """Rows, summed over all steps."""
     num_loads: int
     """Adapters brought to host memory."""
     num_installs: int
     """Adapters put into a slot."""
     use: UseMeter = field(default_factory=UseMeter)
-    """Of a quick simulation; else empty."""
+    """Empty unless the simulation is a quick one."""
 
     @property
     def num_output_tokens(self) -> int:

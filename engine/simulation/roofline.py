@@ -13,7 +13,7 @@ from engine.simulation.step_load import StepLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Peaks of a data sheet, and how much of them a good engine gets."""
+    """Peak rates of a data sheet, and the share of them that a good engine reaches."""
 
     name: str
     bandwidth: float
@@ -26,7 +26,7 @@ class Gpu:
     bandwidth_share: float = 0.80
     flops_share: float = 0.60
     step_overhead: float = 0.0005
-    """Seconds that every step takes besides: launches, scheduling, sampling."""
+    """Further seconds that every step takes: launches, scheduling, sampling."""
 
     @property
     def achieved_bandwidth(self) -> float:

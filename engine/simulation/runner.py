@@ -14,13 +14,13 @@ from engine.scheduled_batch import (
 from engine.simulation.step_time import StepTime
 
 TokenScript = Callable[[SamplingRow], int]
-"""The next token of a row: to end a reply at an EOS id, for one."""
+"""Chooses the next token of a row, for example an EOS id to end a reply."""
 
 FILLER_TOKEN_ID = 1
 
 
 class SimulatedClock:
-    """Seconds since the start; moved by whoever simulates."""
+    """Seconds since the start; the simulation moves it."""
 
     __slots__ = ("now",)
 

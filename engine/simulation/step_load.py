@@ -20,19 +20,19 @@ class StepLoad:
     longest_output: int = 0
     """Of the rows that sample: tokens that they have drawn before."""
     num_adapters: int = 0
-    """Different ones."""
+    """Different adapters."""
     lora_tokens: int = 0
     """Tokens of rows with an adapter."""
 
     def add(self, start: int, num_tokens: int) -> None:
-        """A row more."""
+        """Add a row."""
         self.num_rows += 1
         self.num_tokens += num_tokens
         self.context += start + num_tokens
         self.pairs += num_tokens * start + num_tokens * (num_tokens + 1) // 2
 
     def add_sampled(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """One of the rows samples."""
+        """Note that one of the rows samples."""
         self.longest_prompt = max(self.longest_prompt, num_prompt_tokens)
         self.longest_output = max(self.longest_output, num_output_tokens)
 

@@ -28,7 +28,7 @@ from engine.simulation.workload import Arrival, Traffic
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A way to batch."""
+    """A policy and its token budget."""
 
     name: str
     policy: Policy
@@ -46,21 +46,21 @@ POLICIES = (STATIC_16, STATIC_64, PREFILL_FIRST, CHUNKED_512)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What all runs have in common. Seconds, tokens."""
+    """What all runs have in common. Units are seconds and tokens."""
 
     model: ModelShape
     gpu: Gpu
     prompts: Lengths
     outputs: Lengths
     max_tokens: int | None = None
-    """What clients allow a reply; None: each ends by itself, where its drawn length says."""
+    """The `max_tokens` of clients; None: each reply ends by itself at its drawn length."""
     num_requests: int = 1500
     max_model_len: int = 10_240
     num_kv_blocks: int | None = None
-    """None: what 90% of the GPU's memory holds besides the weights."""
+    """None: as many as 90% of the GPU's memory hold beside the weights."""
     block_size: int = 16
     variation: float | None = 1.0
-    """Of the gaps between arrivals, see `gamma`; None: bursts."""
+    """Coefficient of variation of the gaps between arrivals, see `gamma`; None: bursts."""
     popularity: Popularity | None = None
     num_tenants: int = 1
     max_loras: int = 8
@@ -69,10 +69,10 @@ class Study:
     adapter_rank: int = 16
     load_seconds: float = 0.03
     step_model: StepModel | None = None
-    """A measured engine: instead of a roofline, and of what a GPU's memory holds."""
+    """A measured engine, which replaces the roofline and the limits of a GPU's memory."""
     order: Order = "fair"
     trace: Sequence[Arrival] | None = None
-    """Replayed instead of all of the above that concerns traffic; rates and seeds mean nothing."""
+    """Requests to replay, instead of all traffic described above; rates and seeds are ignored."""
     slo: Slo = field(default_factory=Slo)
     warm_up: float = 0.1
 
@@ -91,7 +91,7 @@ class Study:
 
     @property
     def lora_bytes(self) -> int:
-        """Of device memory that all slots take."""
+        """Bytes of device memory that all slots take."""
         return self.max_loras * self.model.adapter_bytes(self.adapter_rank)
 
     def step_time(self, policy: NamedPolicy) -> LoadTime:
@@ -141,7 +141,7 @@ class Study:
         )
 
     def traffic(self, rate: float) -> Traffic:
-        """What is sent, unless a trace is, at so many requests a second."""
+        """The traffic at `rate` requests a second, unless a trace is replayed."""
         variation = self.variation
         return Traffic(
             arrivals=lambda random: (
@@ -155,7 +155,7 @@ class Study:
         )
 
     def requests(self, rate: float, seed: int) -> Iterable[Arrival]:
-        """The trace's, or those that are drawn."""
+        """The requests of the trace, or else those drawn with a seed."""
         return self.traffic(rate).requests(seed) if self.trace is None else self.trace
 
 
@@ -169,13 +169,13 @@ class Row:
     seed: int
     figures: Figures
     adapters: tuple[AdapterWait, ...] = ()
-    """Those that waited longest in all."""
+    """The adapters whose requests waited longest in all."""
     num_replicas: int = 1
     sightings: tuple[Sighting, ...] = ()
-    """What the service's alerts would say."""
+    """Alerts that the service would have raised."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: flat."""
+        """Flat, for JSON."""
         row = dataclasses.asdict(self)
         seen = [found["finding"] | {"replica": found["replica"]} for found in row.pop("sightings")]
         return row | row.pop("figures") | {"findings": seen}
@@ -190,7 +190,7 @@ class Spread:
 
     mean: float
     deviation: float
-    """Of single seeds; 0 for one."""
+    """Standard deviation over the seeds; 0 for a single one."""
 
 
 def simulate(study: Study, policy: NamedPolicy, rate: float, seed: int) -> Row:
@@ -218,7 +218,7 @@ def run(
     *,
     num_processes: int = 1,
 ) -> Iterator[Row]:
-    """All combinations, as they are done: seeds vary slowest, so that the first are soon there."""
+    """All combinations. Seeds vary slowest, so that each combination is done once early on."""
     jobs = [
         (study, policy, rate, seed)
         for seed, policy, rate in itertools.product(list(seeds), list(policies), list(rates))
@@ -242,13 +242,13 @@ def run_jobs(
 
 
 def spread(rows: Iterable[Row], value: Callable[[Row], float]) -> Spread:
-    """Over these rows, of which there is at least one."""
+    """Mean and spread over these rows, of which there is at least one."""
     values = [value(row) for row in rows]
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
 
 
 def grouped(rows: Sequence[Row]) -> Groups:
-    """By policy and rate, in the order in which they are first met."""
+    """Rows by policy and rate, in the order in which those first occur."""
     groups: Groups = {}
     for row in rows:
         groups.setdefault((row.policy, row.rate), []).append(row)

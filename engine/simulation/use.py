@@ -9,14 +9,14 @@ class UseMeter:
 
     seconds: float = 0.0
     kv_seconds: float = 0.0
-    """Blocks x seconds; so with the next two."""
+    """KV blocks x seconds; the next two are slots and sequences x seconds."""
     slot_seconds: float = 0.0
     running_seconds: float = 0.0
     kv_peak: int = 0
     running_peak: int = 0
 
     def add(self, seconds: float, kv_blocks: int, slots: int, running: int) -> None:
-        """What was in use at the end of a step or of several, which took so long."""
+        """Add what was in use during `seconds` in which steps ran."""
         self.seconds += seconds
         self.kv_seconds += seconds * kv_blocks
         self.slot_seconds += seconds * slots
@@ -27,7 +27,7 @@ class UseMeter:
             self.running_peak = running
 
     def merge(self, other: "UseMeter") -> None:
-        """Add another engine's."""
+        """Add the sums of another engine."""
         self.seconds += other.seconds
         self.kv_seconds += other.kv_seconds
         self.slot_seconds += other.slot_seconds

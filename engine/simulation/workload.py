@@ -34,7 +34,7 @@ class TraceLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Drawn(NamedTuple):
-    """A request as it was drawn."""
+    """A request as it was drawn, before its prompt is made."""
 
     at: float
     number: int
@@ -44,7 +44,7 @@ class Drawn(NamedTuple):
     adapter: str | None
 
     def request(self) -> EngineRequest:
-        """As it is sent."""
+        """The request as it is sent."""
         return simulated_request(
             self.number, self.num_prompt_tokens, self.num_output_tokens,
             tenant=self.tenant, adapter=self.adapter,
@@ -71,7 +71,7 @@ class Traffic:
         return ((drawn.at, drawn.request()) for drawn in self.draws(seed))
 
     def draws(self, seed: int) -> "Iterator[Drawn]":
-        """The same, before a prompt is made."""
+        """The same requests, before their prompts are made."""
         times, lengths, adapters = (
             _random(seed, part) for part in ("arrivals", "lengths", "adapters")
         )
