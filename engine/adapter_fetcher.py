@@ -1,4 +1,4 @@
-"""The service's answer to the engine's `Need`: fetch in the background, then say so."""
+"""The service's side of the engine's `Need`: fetches in the background, then answers."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,13 +9,14 @@ from engine.client import FetchAdapter
 from engine.messages import FetchFailed, Have
 
 MAX_FETCHES = 8
-"""At once; the others wait their turn."""
+"""Fetches that run at once; others wait for their turn."""
 FETCH_SECONDS = 300.0
-"""Then a fetch has failed: one that hangs must hold up neither its requests nor a turn for ever."""
+"""A fetch that takes longer has failed, or one that hangs would block its requests, and a turn, for
+ever."""
 
 
 class AdapterFetcher:
-    """Runs one fetch a digest, however often it is asked for."""
+    """Runs one fetch for each digest, however often it is asked for."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class AdapterFetcher:
             try:
                 async with limit:
                     await self._fetch(digest)
-            except Exception as error:
+            except Exception as error:  # whatever it is, the engine must hear of it
                 reason = str(error) or type(error).__name__
                 if limit.expired():
                     reason = f"it was not there within {self._patience:g} s"

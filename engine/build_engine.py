@@ -1,6 +1,7 @@
 """The runner that an engine's arguments ask for: of a CPU or of a GPU, with or without overlap."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,19 +10,22 @@ from engine.build_runner import BuiltRunner, build_runner
 from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs
 from engine.overlapped_runner import OverlappedRunner
-from engine.runner import RunningStep
-from engine.scheduled_batch import ScheduledBatch
-
-Launch = Callable[[ScheduledBatch], RunningStep]
+from engine.runner import Launch
 
 
-def build_engine(
-    args: EngineArgs, config: SchedulerConfig
-) -> tuple[BuiltRunner, Launch | None, Callable[[], None]]:
-    """The runner, what launches its steps ahead (None: they run one after another), and its end.
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A runner, and how its steps are run."""
 
-    Raises ConfigError.
-    """
+    built: BuiltRunner
+    launch: Launch | None
+    """Launches a step while the one before runs; None: steps run one after another."""
+    close: Callable[[], None]
+    """Stops the runner's threads."""
+
+
+def build_engine(args: EngineArgs, config: SchedulerConfig) -> BuiltEngine:
+    """Load the model and build the runner; raises ConfigError."""
     if args.device == "cuda":
         return _build_cuda(args, config)
     built = build_runner(
@@ -40,16 +44,14 @@ def build_engine(
         quantization=args.quantization,
     )
     if not args.effective_async_scheduling:
-        return built, None, _nothing
+        return BuiltEngine(built, None, _nothing)
     # Slots are changed while no step runs, so the core may go on to change them by itself.
     overlapped = OverlappedRunner(built.runner, threads=torch.get_num_threads())
-    return built, overlapped.launch, overlapped.close
+    return BuiltEngine(built, overlapped.launch, overlapped.close)
 
 
-def _build_cuda(
-    args: EngineArgs, config: SchedulerConfig
-) -> tuple[BuiltRunner, Launch | None, Callable[[], None]]:
-    # Late, so that an engine on a CPU loads nothing of it.
+def _build_cuda(args: EngineArgs, config: SchedulerConfig) -> BuiltEngine:
+    # Late, so that an engine on a CPU loads none of it.
     from engine.device.build import build_device_runner
     from engine.device.device_runner import DeviceRunner
     from engine.device.setup import cuda_setup
@@ -73,7 +75,7 @@ def _build_cuda(
     runner = built.runner
     assert isinstance(runner, DeviceRunner)
     launch = runner.launch if args.effective_async_scheduling else None
-    return built, launch, runner.close
+    return BuiltEngine(built, launch, runner.close)
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from engine.config import SchedulerConfig
 from engine.engine_stats import EngineStats
 from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EndCalls, EngineRequest, RequestOutput
-from engine.runner import Runner, RunningStep, Transfer
+from engine.runner import Launch, Runner, RunningStep, Transfer
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
 from engine.scheduler import Scheduler
 from engine.telemetry.journal import Journal
@@ -38,7 +38,7 @@ class EngineCore:
         vocab_size: int,
         clock: Callable[[], float],
         prepare_grammar: Callable[[str, str], None] | None = None,
-        launch: Callable[[ScheduledBatch], RunningStep] | None = None,
+        launch: Launch | None = None,
         journal: Journal | None = None,
     ) -> None:
         """Optional parts:
@@ -137,9 +137,7 @@ class EngineCore:
             self._commit(self._runner.execute(batch), began, planned)
         return self._scheduler.take_outputs()
 
-    def _step_overlapped(
-        self, launch: Callable[[ScheduledBatch], RunningStep], began: float
-    ) -> None:
+    def _step_overlapped(self, launch: Launch, began: float) -> None:
         if self._flight is None:
             batch = self._plan_step()
             if not batch.rows:

@@ -15,8 +15,7 @@ from engine.engine_stats import EngineStats
 from engine.fetch_desk import FetchDesk
 from engine.host_memory import HostWeights
 from engine.residency import Residency
-from engine.runner import Runner, RunningStep
-from engine.scheduled_batch import ScheduledBatch
+from engine.runner import Launch, Runner
 from engine.telemetry.journal import Journal, JournalConfig
 from engine.wake_up import WakeUp
 
@@ -35,17 +34,17 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What `EngineServer` and `InlineEngineClient` run, each in its way."""
+    """What `EngineServer` and `InlineEngineClient` run, each in its own way."""
 
     core: EngineCore
     host: AdapterHost
     desk: FetchDesk
     residency: Residency
     wake: WakeUp
-    """Set when an adapter arrived: a step has something to do."""
+    """Set when an adapter has arrived, so that a step has something to do."""
     info: EngineInfo
     journal: Journal
-    """What there is to tell to those who watch."""
+    """Records of what the engine does, for those who watch."""
     close_runner: Callable[[], None] = lambda: None
 
     @classmethod
@@ -60,7 +59,7 @@ class EngineParts:
         clock: Callable[[], float] = time.monotonic,
         prepare_grammar: Callable[[str, str], None] | None = None,
         telemetry: JournalConfig | None = None,
-        launch: Callable[[ScheduledBatch], RunningStep] | None = None,
+        launch: Launch | None = None,
         close_runner: Callable[[], None] = lambda: None,
     ) -> "EngineParts":
         """Join runner, adapters and scheduler; `load_adapter` runs on threads.

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import psutil
 import structlog
@@ -31,6 +32,9 @@ from engine.parts import AdapterLimits, EngineParts
 from engine.server import EngineServer
 from engine.telemetry.journal import JournalConfig
 from engine.telemetry.records import Objective
+
+if TYPE_CHECKING:  # it imports torch, see `build_parts`
+    from engine.build_runner import BuiltRunner
 
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = {"cpu": 32, "cuda": 256}
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 224, "cuda": 2048}
@@ -87,7 +91,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
     # Imports torch: settings that cannot work are refused before that takes its seconds.
     from engine.build_engine import build_engine
 
-    built, launch, close_runner = build_engine(args, config)
+    engine = build_engine(args, config)
     limits = AdapterLimits(
         cache_dir=Path(args.cache_dir),
         max_cpu_loras=args.effective_max_cpu_loras,
@@ -95,15 +99,49 @@ def build_parts(args: EngineArgs) -> EngineParts:
         disk_lora_bytes=args.disk_lora_bytes,
         warm_up_seconds=args.warm_up_seconds,
     )
-    config = dataclasses.replace(
-        config, num_kv_blocks=built.num_kv_blocks, max_model_len=built.max_model_len
+    built = dataclasses.replace(
+        engine.built, max_full_values=_max_full_values(args, engine.built, limits)
     )
-    # A device's memory is planned without an adapter's own embedding or output layer. In the host's
-    # they have their part of a slot's, so that all slots at once hold no more than may be cached.
-    own_bytes = 0 if args.device == "cuda" else limits.cpu_lora_bytes // max(config.max_loras, 1)
+    config = dataclasses.replace(
+        config,
+        num_kv_blocks=built.num_kv_blocks,
+        max_model_len=built.max_model_len,
+        attention_context=built.attention_context,
+    )
+    return EngineParts.assemble(
+        built.runner,
+        built.load_adapter,
+        config=config,
+        limits=limits,
+        info=_engine_info(args, built, config, limits),
+        prepare_grammar=None if built.grammars is None else built.grammars.prepare,
+        telemetry=JournalConfig(
+            objective=Objective(
+                ttft=args.slo_ttft_ms / 1000, seconds_per_token=args.slo_tpot_ms / 1000
+            ),
+            max_adapters=args.metrics_adapters,
+        ),
+        launch=engine.launch,
+        close_runner=engine.close,
+    )
+
+
+def _max_full_values(args: EngineArgs, built: "BuiltRunner", limits: AdapterLimits) -> int:
+    """Values that an adapter's own embedding and output layer may have together.
+
+    A device's memory is planned without any. In host memory an adapter may take a slot's share of
+    what may be cached, so that the adapters of all slots fit together.
+    """
+    if args.device == "cuda":
+        return 0
     value_bytes = 4 if built.dtype == "float32" else 2
-    built = dataclasses.replace(built, max_full_values=own_bytes // value_bytes)
-    info = EngineInfo(
+    return limits.cpu_lora_bytes // max(args.max_loras, 1) // value_bytes
+
+
+def _engine_info(
+    args: EngineArgs, built: "BuiltRunner", config: SchedulerConfig, limits: AdapterLimits
+) -> EngineInfo:
+    return EngineInfo(
         model=built.base.name,
         fingerprint=built.base.fingerprint,
         vocab_size=built.vocab_size,
@@ -124,22 +162,6 @@ def build_parts(args: EngineArgs) -> EngineParts:
         max_cpu_loras=limits.max_cpu_loras,
         cpu_lora_bytes=limits.cpu_lora_bytes,
         start_seconds=max(0.0, time.time() - psutil.Process().create_time()),
-    )
-    return EngineParts.assemble(
-        built.runner,
-        built.load_adapter,
-        config=config,
-        limits=limits,
-        info=info,
-        prepare_grammar=None if built.grammars is None else built.grammars.prepare,
-        telemetry=JournalConfig(
-            objective=Objective(
-                ttft=args.slo_ttft_ms / 1000, seconds_per_token=args.slo_tpot_ms / 1000
-            ),
-            max_adapters=args.metrics_adapters,
-        ),
-        launch=launch,
-        close_runner=close_runner,
     )
 
 

@@ -4,6 +4,7 @@ Implemented by `engine.model_runner` (CPU), `engine.device.device_runner` (GPU),
 `engine.overlapped_runner`, which wraps either kind of step in a thread of its own.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from engine.scheduled_batch import ScheduledBatch, StepResult
@@ -51,6 +52,10 @@ class Runner(Protocol):
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's weights; harmless if it has none."""
         ...
+
+
+Launch = Callable[[ScheduledBatch], RunningStep]
+"""The `launch` of an `OverlappingRunner`."""
 
 
 class OverlappingRunner(Runner, Protocol):

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.decode_ladder import DecodeLadder
 from engine.device import build as module
-from engine.device.build import adapter_row_bytes, build_device_runner
+from engine.device.build import build_device_runner
 from engine.device.device import HostDevice
 from engine.device.memory_plan import DeviceFacts
+from engine.device.model_steps import adapter_row_bytes
 from engine.device.profile import profile_rows
 from engine.device.setup import DeviceSetup, cuda_setup, interpreter_setup
 from engine.errors import ConfigError
@@ -150,7 +152,7 @@ def test_a_plan_that_does_not_hold_is_refused_with_its_arithmetic(model_dir, mon
     def no_room(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(module.DecodeLadder, "capture", no_room)
+    monkeypatch.setattr(DecodeLadder, "capture", no_room)
     device = MeasuringDevice([DeviceFacts("tiny", 256 * MIB, 250 * MIB, MIB)])
     with pytest.raises(ConfigError, match=r"(?s)^lower gpu_memory_utilization.*KV cache.*of tiny"):
         build(model_dir, device)
