@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from adapter_store.blobs import BlobStore
 
-IsLive = Callable[[str], Awaitable[bool]]
-"""`Registry.is_live`."""
 LiveDigests = Callable[[Iterable[str]], Awaitable[Set[str]]]
 """`Registry.live_digests`: those of the digests that a version of any tenant names."""
 
@@ -55,7 +53,9 @@ async def sweep(
 
 
 async def find_missing(
-    blobs: BlobStore, is_live: IsLive, digests_in_use: Callable[[], Awaitable[Iterable[str]]]
+    blobs: BlobStore,
+    live_digests: LiveDigests,
+    digests_in_use: Callable[[], Awaitable[Iterable[str]]],
 ) -> list[str]:
     """Return the digests that versions name and whose files are gone: those are to upload again.
 
@@ -63,5 +63,6 @@ async def find_missing(
     """
     in_use = await digests_in_use()  # first: files are put before their row is written
     stored = set(await blobs.list())
-    # Asked once more: a version may have been deleted meanwhile.
-    return [digest for digest in in_use if digest not in stored and await is_live(digest)]
+    missing = [digest for digest in in_use if digest not in stored]
+    live = await live_digests(missing)  # once more: a version may have been deleted meanwhile
+    return [digest for digest in missing if digest in live]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapter_store.errors import InvalidField, KeyInactive, KeyNotFound, LastAdminKey
@@ -168,14 +168,20 @@ async def rotate(
 
 async def record_use(session: AsyncSession, used: Mapping[str, datetime]) -> None:
     """Write when keys (by id) were last used; an older time changes nothing."""
-    for key_id in sorted(used):  # in one order, or two processes could wait for each other
-        is_newer = ApiKey.last_used_at.is_(None) | (ApiKey.last_used_at < used[key_id])
-        await session.execute(
-            update(ApiKey)
-            .where(ApiKey.key_id == key_id, is_newer)
-            .values(last_used_at=used[key_id])
-            .execution_options(synchronize_session=False)
+    if not used:
+        return
+    at = bindparam("at", type_=ApiKey.last_used_at.type)
+    note = (
+        update(ApiKey)
+        .where(
+            ApiKey.key_id == bindparam("of_key"),
+            ApiKey.last_used_at.is_(None) | (ApiKey.last_used_at < at),
         )
+        .values(last_used_at=at)
+    )
+    connection = await session.connection()  # a session takes many rows by primary key only
+    # In one order, or two processes could wait for each other.
+    await connection.execute(note, [{"of_key": key, "at": used[key]} for key in sorted(used)])
 
 
 def _lets_admin_in(row: ApiKey, now: datetime) -> bool:

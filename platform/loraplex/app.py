@@ -50,7 +50,7 @@ from loraplex.openai.chat_controller import ChatController
 from loraplex.openai.completions_controller import CompletionsController
 from loraplex.openai.grammar_checks import GrammarChecks
 from loraplex.openai.models_controller import ModelsController
-from loraplex.openai.tokenize_controller import TokenizeController, service_version
+from loraplex.openai.tokenize_controller import TokenizeController
 from loraplex.processes_controller import ProcessController
 from loraplex.registry_watch import RegistryWatch
 from loraplex.request_id import add_request_id
@@ -64,6 +64,7 @@ from loraplex.tenants.key_controller import KeyController
 from loraplex.tenants.source_controller import SourceController
 from loraplex.usage import UsageWriter
 from loraplex.usage_controller import AllUsageController, UsageController
+from loraplex.version import service_version
 
 OpenBackends = Callable[[], AbstractAsyncContextManager[Backends]]
 """Opens the engine client, the registry and the rest on the app's own event loop."""

@@ -63,7 +63,7 @@ async def test_killed_at_fifty_random_points_nothing_acknowledged_is_lost(
     blobs = LocalBlobStore(tmp_path / "blobs")
     registry = Registry(Database(registry_url))
     try:
-        missing = await find_missing(blobs, registry.is_live, registry.digests_in_use)
+        missing = await find_missing(blobs, registry.live_digests, registry.digests_in_use)
         assert missing == [], "a version's files are gone"
         for writer in writers:
             versions = await registry.list_versions("acme", writer.name)

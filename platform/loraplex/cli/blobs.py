@@ -86,4 +86,4 @@ async def _sweep(
     store = open_blob_store(blob_url, DataDir(data_dir).blobs)
     async with opened_registry(database_url, data_dir) as registry:
         report = await sweep_orphans(registry, store, min_age, dry_run=dry_run)
-        return report, await find_missing(store, registry.is_live, registry.digests_in_use)
+        return report, await find_missing(store, registry.live_digests, registry.digests_in_use)
