@@ -6,7 +6,6 @@ from urllib.parse import quote
 import obstore
 from obstore.store import S3Store
 
-from adapter_store.errors import SourceError
 from adapter_store.references.download import RemoteFile
 from adapter_store.references.policy import (
     Credential,
@@ -40,14 +39,8 @@ def s3_file(
     name: str,
     policy: SourcePolicy,
     credential: Credential | None,
-    own_bucket: str | None,
 ) -> RemoteFile:
-    """An object of a bucket: with a credential a signed URL, else a plain one.
-
-    Raises `SourceError` (`source_not_allowed`) for the bucket of the blob store.
-    """
-    if reference.bucket == own_bucket:
-        raise SourceError("source_not_allowed", "the service's own bucket is no source")
+    """An object of a bucket: with a credential a signed URL, else a plain one."""
     key = f"{reference.prefix}/{name}" if reference.prefix else name
     if isinstance(credential, S3Credential):
         # A signature is for one host: there is nowhere to redirect it to.

@@ -158,7 +158,7 @@ class AdapterSources:
         if isinstance(reference, HubReference):
             file = hub_file(reference, name, self._policy, credential)
         else:
-            file = s3_file(reference, name, self._policy, credential, self._own_bucket)
+            file = s3_file(reference, name, self._policy, credential)
         headers = await self._downloader.download(file, target, max_bytes=most, progress=progress)
         # Both files of one commit, whatever is pushed meanwhile.
         commit = headers.get(_COMMIT_HEADER, "")

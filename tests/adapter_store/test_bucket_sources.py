@@ -59,7 +59,7 @@ async def test_a_granted_prefix_is_fetched_with_its_named_credential_alone(
     )
     assert error.code == "source_denied"
     reference = S3Reference(bucket, "private/a")
-    file = s3_file(reference, "f", policy, policy.credential_for(reference, "acme"), None)
+    file = s3_file(reference, "f", policy, policy.credential_for(reference, "acme"))
     assert f"{s3_server.endpoint}/{bucket}/private/a/f?" in file.url
     assert "X-Amz-Credential=named-id%2F" in file.url
     assert "ambient" not in file.url and "named-key" not in file.url
@@ -79,8 +79,8 @@ def test_a_bucket_of_aws_is_found_by_its_region_and_stays_the_same_by_redirects(
     from adapter_store.references.reference import S3Reference
 
     policy = SourcePolicy()
-    plain = s3_file(S3Reference("buck", "a b/c+d", "eu-west-1"), "f", policy, None, None)
+    plain = s3_file(S3Reference("buck", "a b/c+d", "eu-west-1"), "f", policy, None)
     assert plain.url == "https://buck.s3.eu-west-1.amazonaws.com/a%20b/c%2Bd/f"
     assert plain.redirect_hosts == ("buck.s3.*.amazonaws.com",)
-    dotted = s3_file(S3Reference("my.buck", ""), "f", policy, None, None)
+    dotted = s3_file(S3Reference("my.buck", ""), "f", policy, None)
     assert dotted.url == "https://s3.us-east-1.amazonaws.com/my.buck/f"
