@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +57,16 @@ class Bench:
         reply = (await self.complete(model)).raise_for_status()
         return reply.json()["choices"][0]["text"]
 
-    async def ending(self, model: str, *, stream: bool) -> tuple[str, float]:
-        """The code with which a call that would last for long ends, and when."""
+    async def ending(self, model: str, *, stream: bool) -> str:
+        """The code with which a call that would last for long ends."""
         reply = await self.complete(model, 3000, stream=stream)
-        now = time.monotonic()
         if not stream:
             assert reply.status_code == 503
-            return reply.json()["error"]["code"], now
+            return reply.json()["error"]["code"]
         assert reply.status_code == 200
         events = [e.removeprefix("data: ") for e in reply.text.split("\n\n") if e[:5] == "data:"]
         assert "[DONE]" not in events
-        return json.loads(events[-1])["error"]["code"], now
+        return json.loads(events[-1])["error"]["code"]
 
     async def readiness(self) -> list[str]:
         """What the service says of its engine, without repetitions, until it is ready."""
@@ -120,13 +118,19 @@ def engine_of(service: DemoService) -> psutil.Process:
     return engine
 
 
-async def failed_calls(data_dir: Path) -> list[UsageRecord]:
+async def failed_calls(data_dir: Path, number: int) -> list[UsageRecord]:
+    """Their rows, once there are so many."""
     registry = Registry(Database(DataDir(data_dir).database_url))
     try:
-        rows = await registry.list_usage("acme", 1000)
+        async with asyncio.timeout(60):
+            while True:
+                rows = await registry.list_usage("acme", 1000)
+                failed = [row for row in rows if row.finish_reason == "error"]
+                if len(failed) >= number:
+                    return failed
+                await asyncio.sleep(0.01)
     finally:
         await registry.close()
-    return [row for row in rows if row.finish_reason == "error"]
 
 
 def check_residents(stats: dict[str, Any], digests: dict[str, str]) -> None:
@@ -165,19 +169,16 @@ async def test_a_killed_engine_is_replaced_by_one_that_has_loaded_what_it_needs(
             assert 1 <= int(refused.headers["retry-after"]) <= 60
 
         engine_of(b.service).kill()
-        killed = time.monotonic()
         endings = await asyncio.gather(*calls)
-        assert {code for code, _ in endings} == {"engine_unavailable"}
-        assert max(ended for _, ended in endings) - killed < 1.0
-        assert {reply.status_code for reply in await asyncio.gather(*beyond)} == {429, 503}
-        rows = await failed_calls(data_dir)
-        assert len(rows) >= len(calls), "what was generated is written, whatever became of the call"
-        assert sum(row.output_tokens > 0 for row in rows) >= 4
-        refused = await b.complete("base")
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-
+        refused = await b.complete("base")  # so they did not wait for the next engine
         seen = await b.readiness()
+        assert set(endings) == {"engine_unavailable"}
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert seen[0] == "unavailable" and seen[-1] == "ok"
+        assert {reply.status_code for reply in await asyncio.gather(*beyond)} == {429, 503}
+        # What was generated is written, whatever became of the call.
+        rows = await failed_calls(data_dir, len(calls))
+        assert sum(row.output_tokens > 0 for row in rows) >= 4
         check_residents(await b.stats(), digests)
         reply = await b.complete("pinned")
         assert float(reply.headers["x-loraplex-load-ms"]) == 0.0
@@ -212,7 +213,7 @@ async def test_an_engine_that_stands_still_is_not_ready_before_it_is_killed_and_
                 await asyncio.sleep(0.01)
         assert reply.json()["engine"] == "unavailable"
         assert engine.status() == psutil.STATUS_STOPPED, "it was not ready only once it was killed"
-        assert {code for code, _ in await asyncio.gather(*calls)} == {"engine_unavailable"}
+        assert set(await asyncio.gather(*calls)) == {"engine_unavailable"}
         assert (await b.readiness())[-1] == "ok"
         assert not engine.is_running()
         assert (await b.complete("base")).status_code == 200

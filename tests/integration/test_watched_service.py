@@ -23,11 +23,11 @@ def value(page: str, series: str) -> float:
     return float(found[1])
 
 
-def scrape_until(url: str, series: str, wanted: float, seconds: float = 30.0) -> str:
+def scrape_until(url: str, series: str, wanted: float, seconds: float = 60.0) -> str:
     """The first page on which a series has this value."""
     ends = time.monotonic() + seconds
     while True:
-        page = httpx.get(url, trust_env=False).raise_for_status().text
+        page = httpx.get(url, trust_env=False, timeout=60).raise_for_status().text
         if re.search(rf"^{re.escape(series)} {wanted}$", page, re.MULTILINE):
             return page
         assert time.monotonic() < ends, f"{series} never became {wanted}:\n{page[:3000]}"
@@ -63,7 +63,11 @@ def test_a_service_is_watched_on_its_port_and_sends_its_traces(model_dir: Path, 
             headers = {"authorization": f"Bearer {key}"}
             body = {"model": "legal", "prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}
             answer = httpx.post(
-                f"{service.url}/v1/completions", headers=headers, json=body, trust_env=False
+                f"{service.url}/v1/completions",
+                headers=headers,
+                json=body,
+                trust_env=False,
+                timeout=60,
             ).raise_for_status()
             trace_id = answer.headers["x-loraplex-trace-id"]
             ended = 'loraplex_requests_total{adapter="acme/legal",finish_reason="length"}'

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,16 +13,11 @@ from engine.messages import ChoiceDelta, RequestOutput
 from loraplex.settings import StreamSettings
 from tests.support.fake_engine import FakeEngine, info
 from tests.support.service import running_service
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
 BODY = {"model": "base", "messages": [{"role": "user", "content": "Hello"}]}
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nothing tells when
-            await asyncio.sleep(0.002)
 
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:
@@ -125,7 +120,7 @@ async def test_a_failure_midway_is_one_error_event_and_no_done(tmp_path, break_i
 async def test_a_failure_of_a_whole_reply_is_a_status(tmp_path, code, status):
     async with running_service(tmp_path) as service, service.client() as client:
         asked = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-        await until(lambda: service.engine.open_requests)
+        await eventually(lambda: bool(service.engine.open_requests))
         service.engine.break_down(1, code)
         reply = await asked
         assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
@@ -136,7 +131,7 @@ async def test_a_stopped_engine_is_to_be_asked_again_when_the_next_one_will_have
         for number, (seconds, told) in enumerate([(0.0, "1"), (6.2, "7")], 1):
             service.engine.info = info(start_seconds=seconds)
             asked = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-            await until(lambda: service.engine.open_requests)
+            await eventually(lambda: bool(service.engine.open_requests))
             service.engine.break_down(number, "engine_stopped")
             reply = await asked
             assert (reply.status_code, reply.headers["retry-after"]) == (503, told)
@@ -149,12 +144,12 @@ async def test_a_client_that_goes_away_frees_the_engine_at_once(tmp_path, stream
     async with running_service(tmp_path) as service, service.client() as client:
         body = {**BODY, "stream": stream, "n": n}
         asked = asyncio.create_task(_read_all(client, body))
-        await until(lambda: service.engine.open_requests)
+        await eventually(lambda: bool(service.engine.open_requests))
         for _ in range(num_tokens):
             service.engine.say(1, service.tokenizer.encode(" the", False))
             await asyncio.sleep(0.01)
         asked.cancel()
-        await until(lambda: service.engine.aborted == [1])
+        await eventually(lambda: service.engine.aborted == [1])
         assert service.engine.open_requests == []
         (row,) = await service.usage()
         assert row.finish_reason == "abort"
@@ -180,7 +175,7 @@ async def test_a_slow_reader_holds_up_only_itself(tmp_path):
             f"authorization: Bearer {service.keys['acme:inference']}\r\n"
             f"content-length: {len(text)}\r\n\r\n{text}".encode()
         )
-        await until(lambda: service.engine.open_requests)
+        await eventually(lambda: bool(service.engine.open_requests))
         for _ in range(2_000):
             service.engine.say(1, word * 5)
             await asyncio.sleep(0)
@@ -188,7 +183,7 @@ async def test_a_slow_reader_holds_up_only_itself(tmp_path):
         reply = await client.post("/v1/chat/completions", json=BODY)
         assert reply.status_code == 200
         writer.close()
-        await until(lambda: service.engine.aborted == [1])
+        await eventually(lambda: service.engine.aborted == [1])
         assert reader is not None
 
 
@@ -196,7 +191,7 @@ async def test_shutting_down_ends_a_stream_and_records_it(tmp_path):
     engine = FakeEngine()
     async with running_service(tmp_path, engine) as service, service.client() as client:
         asked = asyncio.create_task(_read_all(client, {**BODY, "stream": True}))
-        await until(lambda: engine.open_requests)
+        await eventually(lambda: bool(engine.open_requests))
         engine.die()
         await asked
         (row,) = await service.usage()
@@ -207,12 +202,12 @@ async def test_requests_of_a_list_of_prompts_end_together(tmp_path):
     async with running_service(tmp_path) as service, service.client() as client:
         body = {"model": "base", "prompt": ["one", "two", "three"], "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as response:
-            await until(lambda: len(service.engine.open_requests) == 3)
+            await eventually(lambda: len(service.engine.open_requests) == 3)
             service.engine.say(2, service.tokenizer.encode("b", False))
             stream = events(response)
             choice = payload(await anext(stream))["choices"][0]
             assert (choice["index"], choice["text"]) == (1, "b")
-        await until(lambda: sorted(service.engine.aborted) == [1, 2, 3])
+        await eventually(lambda: sorted(service.engine.aborted) == [1, 2, 3])
 
 
 async def test_if_one_of_several_prompts_is_refused_none_runs(tmp_path):
@@ -270,7 +265,7 @@ async def test_a_reader_that_falls_behind_gets_all_of_it_in_order(tmp_path):
             b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
             % (service.keys["acme:inference"].encode(), len(body), body)
         )
-        await until(lambda: service.engine.open_requests)
+        await eventually(lambda: bool(service.engine.open_requests))
         tokens = service.tokenizer.encode("the quick brown fox ", False)
         rounds = 40_000  # more than all buffers hold
         for number in range(rounds):

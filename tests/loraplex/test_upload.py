@@ -17,6 +17,7 @@ from loraplex.adapters.upload import Upload
 from loraplex.settings import UploadLimits
 from tests.support.fake_engine import FakeEngine, info
 from tests.support.service import BASE, TestService, adapter_files, running_service
+from tests.support.waiting import SECONDS, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -171,7 +172,7 @@ async def test_over_the_cap_is_413_announced_or_not(tmp_path):
     "limits",
     [
         UploadLimits(upload_idle_seconds=0.1),
-        UploadLimits(upload_idle_seconds=5, upload_seconds=0.1),
+        UploadLimits(upload_idle_seconds=SECONDS, upload_seconds=0.1),
     ],
 )
 async def test_a_slow_upload_is_408_and_leaves_nothing(tmp_path, limits):
@@ -185,7 +186,7 @@ async def test_a_slow_upload_is_408_and_leaves_nothing(tmp_path, limits):
             f"content-type: {HEADERS['content-type']}\r\n\r\n".encode()
             + start
         )
-        status = (await asyncio.wait_for(reader.readline(), 5)).split(b" ")[1]
+        status = (await asyncio.wait_for(reader.readline(), SECONDS)).split(b" ")[1]
         assert status == b"408"
         writer.close()
         assert files_of_uploads(service) == []
@@ -201,12 +202,9 @@ async def test_a_client_that_goes_away_leaves_nothing(tmp_path):
             f"content-type: {HEADERS['content-type']}\r\n\r\n".encode()
             + part(b"weights", b"x" * 3_000_000, b"w")
         )
-        async with asyncio.timeout(5):
-            while not files_of_uploads(service):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            writer.close()
-            while files_of_uploads(service):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await eventually(lambda: bool(files_of_uploads(service)))
+        writer.close()
+        await eventually(lambda: not files_of_uploads(service))
 
 
 async def test_memory_stays_flat_while_two_large_uploads_come_in_at_once(tmp_path):
