@@ -123,6 +123,13 @@ def check_page(after: str) -> None:
         raise InvalidField("after", "`after` must be the last name of the page before")
 
 
+def check_version_page(after: str) -> int:
+    """Return the version that a page of versions begins after; raises `InvalidField` for none."""
+    if not _VERSION.fullmatch(after) or (number := int(after)) > MAX_VERSION:
+        raise InvalidField("after", "`after` must be the last version of the page before")
+    return number
+
+
 def check_alias(alias: str) -> None:
     """Raise `InvalidName` unless an alias may be called `alias`."""
     _check(_ALIAS, alias, "alias", "a letter a-z, then up to 30 of a-z 0-9 -")

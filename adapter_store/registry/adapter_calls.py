@@ -114,9 +114,14 @@ class AdapterCalls(Transactions):
         """Raises `TenantNotFound` or `AdapterNotFound`."""
         return await self._database.read(lambda s: adapters.get(s, tenant, name))
 
-    async def list_versions(self, tenant: str, name: str) -> list[VersionInfo]:
-        """An adapter's versions, newest first; raises `TenantNotFound` or `AdapterNotFound`."""
-        return await self._database.read(lambda s: versions.list_of(s, tenant, name))
+    async def list_versions(
+        self, tenant: str, name: str, limit: int | None = None, after: str = ""
+    ) -> list[VersionInfo]:
+        """An adapter's versions, newest first: all, or the first `limit` of those after a number.
+
+        Raises `TenantNotFound`, `AdapterNotFound` or `InvalidField` (after).
+        """
+        return await self._database.read(lambda s: versions.list_of(s, tenant, name, limit, after))
 
     async def delete_adapter(self, tenant: str, name: str, *, actor: str = "system") -> list[str]:
         """Delete an adapter whole; a later upload goes on with the numbers.

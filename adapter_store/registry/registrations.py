@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapter_store.errors import RegistrationNotFound, TooManyRegistrations
+from adapter_store.errors import InvalidField, RegistrationNotFound, TooManyRegistrations
 from adapter_store.registry import tenants
 from adapter_store.registry.models import Registration, Tenant
 from adapter_store.registry.session import Database
@@ -112,11 +112,27 @@ class Registrations:
             raise RegistrationNotFound("there is no such registration")
         return _info(row)
 
-    async def newest(self, tenant: str, limit: int = 100) -> list[RegistrationInfo]:
-        """A tenant's newest registrations, newest first."""
-        query = _of_tenant(tenant).order_by(Registration.id.desc()).limit(limit)
-        rows = await self._database.read(lambda s: s.scalars(query))
-        return [_info(row) for row in rows]
+    async def newest(
+        self, tenant: str, limit: int | None = None, after: str = ""
+    ) -> list[RegistrationInfo]:
+        """A tenant's registrations, newest first: all, or the first `limit` after one's id.
+
+        Raises `InvalidField` (after).
+        """
+
+        async def work(session: AsyncSession) -> list[RegistrationInfo]:
+            query = _of_tenant(tenant).order_by(Registration.id.desc()).limit(limit)
+            if after:
+                is_id = _ID.fullmatch(after) is not None
+                last = _of_tenant(tenant).where(Registration.registration_id == after)
+                if (row := await session.scalar(last) if is_id else None) is None:
+                    raise InvalidField(
+                        "after", "`after` must be the last registration's id of the page before"
+                    )
+                query = query.where(Registration.id < row.id)
+            return [_info(row) for row in await session.scalars(query)]
+
+        return await self._database.read(work)
 
     async def note(
         self, registration_id: str, state: State, received_bytes: int, total_bytes: int | None

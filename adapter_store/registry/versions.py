@@ -20,6 +20,7 @@ from adapter_store.model_ref import (
     MAX_TOLD,
     ModelRef,
     alias_not_found,
+    check_version_page,
     model_not_found,
     version_not_found,
 )
@@ -212,8 +213,14 @@ def _serving(stored: dict[str, Any] | None) -> ServingDefaults:
     return AS_THE_BASE if stored is None else msgspec.convert(stored, ServingDefaults)
 
 
-async def list_of(session: AsyncSession, tenant: str, name: str) -> list[VersionInfo]:
-    """An adapter's versions, newest first; raises `TenantNotFound` or `AdapterNotFound`."""
+async def list_of(
+    session: AsyncSession, tenant: str, name: str,
+    limit: int | None = None, after: str = "",
+) -> list[VersionInfo]:  # fmt: skip
+    """An adapter's versions, newest first: all, or the first `limit` of those after a number.
+
+    Raises `TenantNotFound`, `AdapterNotFound` or `InvalidField` (after).
+    """
     adapter = await adapters.find(session, tenant, name)
     pointing: dict[int, list[str]] = {}
     for version_id, alias in await session.execute(
@@ -222,11 +229,10 @@ async def list_of(session: AsyncSession, tenant: str, name: str) -> list[Version
         .order_by(Alias.name)
     ):
         pointing.setdefault(version_id, []).append(alias)
-    rows = await session.scalars(
-        select(AdapterVersion)
-        .where(AdapterVersion.adapter_id == adapter.id)
-        .order_by(AdapterVersion.number.desc())
-    )
+    query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter.id)
+    if after:
+        query = query.where(AdapterVersion.number < check_version_page(after))
+    rows = await session.scalars(query.order_by(AdapterVersion.number.desc()).limit(limit))
     return [_info(name, row, tuple(pointing.get(row.id, ()))) for row in rows]
 
 

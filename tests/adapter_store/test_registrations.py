@@ -2,7 +2,12 @@ from datetime import timedelta
 
 import pytest
 
-from adapter_store.errors import RegistrationNotFound, TenantNotFound, TooManyRegistrations
+from adapter_store.errors import (
+    InvalidField,
+    RegistrationNotFound,
+    TenantNotFound,
+    TooManyRegistrations,
+)
 from adapter_store.registry.registrations import Outcome, Registrations
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
@@ -56,6 +61,19 @@ async def test_a_registration_is_followed_to_its_version_by_its_tenant_alone(job
         await jobs.one.get("zen", job)
     assert await jobs.one.newest("zen") == []
     assert [found.registration_id for found in await jobs.one.newest("acme")] == [job]
+
+
+async def test_registrations_are_listed_in_pages_newest_first(jobs: Fixture):
+    made = [await jobs.create() for _ in range(3)]
+    listed: list[str] = []
+    while page := await jobs.one.newest("acme", 2, listed[-1] if listed else ""):
+        assert len(page) <= 2
+        listed += [found.registration_id for found in page]
+    assert listed == made[::-1]
+    for tenant, after in [("zen", made[0]), ("acme", "reg_0000000000000000"), ("acme", "\0")]:
+        with pytest.raises(InvalidField) as caught:
+            await jobs.one.newest(tenant, 2, after)
+        assert caught.value.field == "after"
 
 
 async def test_what_has_ended_is_not_changed_any_more(jobs: Fixture):

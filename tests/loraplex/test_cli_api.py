@@ -51,7 +51,10 @@ REPLIES = {
     "/t/acme/v1/adapters": json.dumps({"data": [ADAPTER]}),
     "/t/acme/v1/adapters/legal": json.dumps(ADAPTER),
     "/t/acme/v1/adapters/legal/versions": json.dumps(
-        {"data": [{**VERSION, "version": v} for v in (3, 2, 1)]}
+        {"data": [{**VERSION, "version": v} for v in (3, 2)], "next": "2"}
+    ),
+    "/t/acme/v1/adapters/legal/versions?after=2&limit=1000": json.dumps(
+        {"data": [{**VERSION, "version": 1}]}
     ),
     "/admin/tenants/acme": json.dumps({**TENANTS[0], "quota": {"max_rank": 8, "max_queued": None}}),
     "/v1/usage?group_by=day": json.dumps({"data": [USAGE]}),

@@ -97,6 +97,10 @@ async def test_a_reference_becomes_a_version_that_answers(tmp_path: Path):
         assert uploaded.json()["unchanged"] is True
         listed = (await client.get("/v1/registrations")).json()["data"]
         assert [found["id"] for found in listed] == [again["id"], begun["id"]]
+        first = (await client.get("/v1/registrations?limit=1")).json()
+        assert (first["data"], first["next"]) == (listed[:1], again["id"])
+        rest = (await client.get(f"/v1/registrations?after={first['next']}")).json()
+        assert rest == {"data": listed[1:]}
 
 
 async def test_a_client_that_goes_away_leaves_its_registration_at_work(tmp_path: Path):

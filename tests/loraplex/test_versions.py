@@ -315,3 +315,56 @@ async def test_adapters_come_in_pages(tmp_path, registry_url: str):
         ]:  # fmt: skip
             reply = await client.get("/v1/adapters", params=params)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+async def test_versions_come_in_pages_newest_first(tmp_path, registry_url: str):
+    async with (
+        running_service(tmp_path, database_url=registry_url) as service,
+        service.client("acme:tenant") as client,
+    ):
+        for number in range(5):
+            await service.registry.register_version(
+                "acme", "legal", upload(str(number)), FINGERPRINT
+            )
+        await service.registry.set_alias("acme", "legal", "beta", 2)
+        await service.registry.delete_version("acme", "legal", 4)
+        path = "/v1/adapters/legal/versions"
+        whole = (await client.get(path)).json()
+        assert "next" not in whole
+        assert [(v["version"], v["aliases"]) for v in whole["data"]] == [
+            (5, ["default"]), (3, []), (2, ["beta"]), (1, []),
+        ]  # fmt: skip
+        versions: list[dict[str, Any]] = []
+        sizes: list[int] = []
+        page: dict[str, Any] = {"next": ""}
+        while "next" in page:
+            params = {"limit": 3, "after": page["next"]}
+            page = (await client.get(path, params=params)).json()
+            versions += page["data"]
+            sizes.append(len(page["data"]))
+        assert (versions, sizes) == (whole["data"], [3, 1])
+        # A version that is gone meanwhile is no hole, and what is not there ends the list.
+        assert [v["version"] for v in (await client.get(f"{path}?after=4")).json()["data"]] == [
+            3, 2, 1,
+        ]  # fmt: skip
+        assert (await client.get(f"{path}?after=1")).json() == {"data": []}
+        for params, param in [
+            ({"limit": 0}, "limit"), ({"limit": 1001}, "limit"), ({"after": "\0"}, "after"),
+            ({"after": "x"}, "after"), ({"after": "0"}, "after"), ({"after": str(2**31)}, "after"),
+            ({"after": "-1"}, "after"), ({"after": "9" * 65}, "after"),
+        ]:  # fmt: skip
+            reply = await client.get(path, params=params)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+async def test_without_a_limit_a_page_has_a_hundred_versions(tmp_path):
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as client:
+        for number in range(101):
+            await service.registry.register_version(
+                "acme", "legal", upload(str(number)), FINGERPRINT
+            )
+        first = (await client.get("/v1/adapters/legal/versions")).json()
+        assert [v["version"] for v in first["data"]] == list(range(101, 1, -1))
+        path = f"/v1/adapters/legal/versions?after={first['next']}"
+        rest = (await client.get(path)).json()
+        assert [v["version"] for v in rest["data"]] == [1] and "next" not in rest

@@ -179,11 +179,16 @@ class AdapterController(Controller):
         name: FromPath[str],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
+        limit: PageLimit = DEFAULT_LIMIT,
+        after: PageAfter = "",
     ) -> schemas.VersionList:
-        """List an adapter's versions, newest first."""
-        found = await services.backends.registry.list_versions(tenant.name, name)
+        """List an adapter's versions, newest first, a page at a time."""
+        registry = services.backends.registry
+        found = await registry.list_versions(tenant.name, name, limit + 1, after)
+        page, has_more = cut(found, limit)
         return schemas.VersionList(
-            [schemas.version(info, state_of(services, info)) for info in found]
+            [schemas.version(info, state_of(services, info)) for info in page],
+            str(page[-1].version) if has_more else None,
         )
 
     @put(

@@ -24,6 +24,7 @@ from loraplex.auth import Caller, requires_tenant_scope
 from loraplex.idempotency import idempotency_key
 from loraplex.json_body import decode, read_capped
 from loraplex.openapi import OpenAIError, errors, operation
+from loraplex.paging import DEFAULT_LIMIT, PageAfter, PageLimit, cut
 from loraplex.services import Services
 
 _MAX_BODY_BYTES = 192 * 2**10
@@ -73,10 +74,12 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
 
-class RegistrationList(msgspec.Struct, frozen=True):
-    """A tenant's newest registrations, newest first."""
+class RegistrationList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of a tenant's registrations, newest first. `next` is the `after` of the next page, if
+    any."""
 
     data: list[Registration]
+    next: str | None = None
 
 
 class RegistrationController(Controller):
@@ -92,10 +95,16 @@ class RegistrationController(Controller):
         request: Request[Caller, None, Any],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
+        limit: PageLimit = DEFAULT_LIMIT,
+        after: PageAfter = "",
     ) -> RegistrationList:
-        """List the tenant's newest registrations by reference."""
-        found = await services.registrar.registrations.newest(tenant.name)
-        return RegistrationList([_shown(info, request.path_params) for info in found])
+        """List the tenant's registrations by reference, newest first, a page at a time."""
+        found = await services.registrar.registrations.newest(tenant.name, limit + 1, after)
+        page, has_more = cut(found, limit)
+        return RegistrationList(
+            [_shown(info, request.path_params) for info in page],
+            page[-1].registration_id if has_more else None,
+        )
 
     @get("/{registration_id:str}", operation_id=operation("getRegistration"), responses=_ERRORS)
     async def show(

@@ -73,10 +73,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Mapping[str, int | float]
 
 
-class VersionList(msgspec.Struct, frozen=True):
-    """An adapter's versions, newest first."""
+class VersionList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of an adapter's versions, newest first. `next` is the `after` of the next page, if
+    any."""
 
     data: list[Version]
+    next: str | None = None
 
 
 class ResidencyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

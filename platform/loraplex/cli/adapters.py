@@ -202,7 +202,7 @@ def list_(as_json: bool, api: ApiClient) -> None:
 @with_tenant_api
 def show(name: str, as_json: bool, api: ApiClient) -> None:
     """Show the versions of NAME."""
-    found: dict[str, Any] = api.call("GET", f"/v1/adapters/{segment(name)}/versions")
+    found = api.list_all(f"/v1/adapters/{segment(name)}/versions")
     if as_json:
         print_json(found)
         return
