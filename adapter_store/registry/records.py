@@ -23,7 +23,7 @@ class Quota:
     """What a tenant may use; None: as much as there is."""
 
     requests_per_minute: int | None = None
-    """Generation calls. Over every minute that slides along."""
+    """Generation calls, and apart from them as many others. Over every minute that slides along."""
     tokens_per_minute: int | None = None
     """Prompt and output tokens, cached ones included."""
     max_concurrent: int | None = None

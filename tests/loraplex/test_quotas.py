@@ -1,5 +1,9 @@
 """Quotas over HTTP: set by an admin, held to at once."""
 
+from types import SimpleNamespace
+
+import httpx
+import limits.aio.storage.memory
 import pytest
 
 from adapter_store.registry.records import Quota
@@ -7,6 +11,13 @@ from engine.errors import RequestRefused
 from tests.support.service import adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def standing_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are counted at one moment: none of them fades, and no minute ends, in between."""
+    at_a_begin = SimpleNamespace(time=lambda: 1_800_000_000.0)
+    monkeypatch.setattr(limits.aio.storage.memory, "time", at_a_begin)
 
 
 async def test_an_admin_sets_shows_and_lifts_a_quota(tmp_path, registry_url: str):
@@ -81,6 +92,7 @@ async def test_an_upload_over_the_quota_is_refused_and_leaves_no_file(tmp_path):
         assert await service.registry.list_adapters("acme") == []
 
 
+@pytest.mark.usefixtures("standing_minute")
 async def test_rates_are_on_every_reply_and_refuse_before_any_work(tmp_path):
     async with running_service(tmp_path) as service, service.client() as client:
         service.engine.script = lambda request: [7, 8, 9]
@@ -147,3 +159,50 @@ async def test_tokens_count_as_replies_say_and_refused_or_aborted_calls_give_the
             assert await anext(stream.aiter_text())
         rows = await service.usage(num_rows=2)
         assert await remaining() == 1000 - sum(r.prompt_tokens + r.output_tokens for r in rows)
+
+
+@pytest.mark.usefixtures("standing_minute")
+async def test_counts_of_tokens_and_exports_have_a_rate_of_their_own(tmp_path):
+    async with (
+        running_service(tmp_path) as service,
+        service.client() as caller,
+        service.client("acme:tenant") as owner,
+    ):
+        await service.upload("legal")
+        service.engine.script = lambda request: [7]
+
+        async def asked(what: str) -> httpx.Response:
+            match what:
+                case "tokenize":
+                    return await caller.post("/tokenize", json={"prompt": "abc"})
+                case "detokenize":
+                    return await caller.post("/detokenize", json={"tokens": [7]})
+                case "mistake":
+                    return await caller.post("/tokenize", json={"prompt": 5})
+                case "export":
+                    return await owner.get("/v1/adapters/legal/versions/1/export")
+                case _:
+                    body = {"model": "base", "prompt": "x"}
+                    return await caller.post("/v1/completions", json=body)
+
+        free = await asked("tokenize")
+        assert (free.status_code, "x-ratelimit-limit-requests" in free.headers) == (200, False)
+        await service.registry.set_quota("acme", Quota(requests_per_minute=4))
+        statuses = [
+            (await asked(what)).status_code
+            for what in ("tokenize", "detokenize", "mistake", "export")
+        ]
+        assert statuses == [200, 200, 400, 200]
+        for what in ("tokenize", "detokenize", "mistake", "export"):
+            refused = await asked(what)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (429, "request_rate_exceeded"), what
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        answered = await asked("completion")
+        assert answered.headers["x-ratelimit-remaining-requests"] == "3"
+        async with service.client("zen:inference") as other:
+            told = await other.post("/tokenize", json={"prompt": "abc"})
+        assert told.status_code == 200
+        await service.registry.set_quota("acme", Quota(requests_per_minute=9))
+        assert (await asked("detokenize")).headers["x-ratelimit-remaining-requests"] == "4"

@@ -142,6 +142,25 @@ async def test_a_tenant_without_rates_has_no_headers_and_no_limit(rates):
             assert (await limiter.admit(tenant(), 10**9)).headers == {}
 
 
+async def test_what_generates_nothing_is_counted_apart_up_to_the_same_limit(rates, clock):
+    async with RateLimiter(rates) as limiter:
+        who = tenant(requests=2, tokens=10)
+        told = [(await limiter.admit_aside(who))["x-ratelimit-remaining-requests"] for _ in "ab"]
+        assert told == ["1", "0"]
+        with pytest.raises(ApiError) as refused:
+            await limiter.admit_aside(who)
+        assert (refused.value.status, refused.value.code) == (429, "request_rate_exceeded")
+        assert "besides generation" in refused.value.message
+        assert int(refused.value.headers["retry-after"]) == MINUTE + MINUTE // 2
+        assert refused.value.headers["x-ratelimit-limit-requests"] == "2"
+        for _ in "ab":  # no call's place is taken, and no other tenant's
+            await limiter.admit(who, 1)
+        await limiter.admit_aside(tenant(requests=2, name="zen"))
+        clock.now += MINUTE + MINUTE // 2
+        await limiter.admit_aside(who)
+        assert await limiter.admit_aside(tenant()) == {}
+
+
 async def test_processes_share_one_limit_over_redis_and_their_restarts(redis_server: RedisServer):
     who = tenant(requests=10, tokens=1000)
     passed = 0

@@ -46,7 +46,7 @@ class VersionController(Controller):
     @get(
         "/export",
         operation_id=operation("exportAdapterVersion"),
-        responses=_ERRORS,
+        responses={**_ERRORS, **errors(OpenAIError, 429)},
         media_type="application/zip",
     )
     async def export(
@@ -57,6 +57,7 @@ class VersionController(Controller):
         tenant: NamedDependency[TenantInfo],
     ) -> Stream:
         """Download a version: a zip of its two files, as they came, and a manifest."""
+        await services.limiter.admit_aside(tenant)
         registry = services.backends.registry
         return await export_version(
             services, tenant.name, await registry.get_version(tenant.name, name, version)

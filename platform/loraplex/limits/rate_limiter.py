@@ -58,6 +58,20 @@ class RateLimiter:
                 raise _refusal(kind, limit, charge, admission.headers)
         return admission
 
+    async def admit_aside(self, tenant: TenantInfo) -> dict[str, str]:
+        """Count a call that generates nothing, apart: it takes no generation's place, and there may
+        be as many a minute. Returns the reply's `x-ratelimit-*`.
+
+        Raises `ApiError`: 429 with `retry-after` where the minute's are used up.
+        """
+        if (limit := tenant.quota.requests_per_minute) is None:
+            return {}
+        charge = await self._rates.take(f"{tenant.name}/aside", limit, 1)
+        headers = _headers("requests", limit, charge)
+        if not charge.is_granted:
+            raise _refusal("requests", limit, charge, headers, told="requests besides generation")
+        return headers
+
     def give_back(self, charge: Charge, amount: int) -> None:
         """Uncount part of a charge; synchronous, so that it works while a task is cancelled."""
         if amount > 0:
@@ -80,12 +94,7 @@ class Admission:
 
     def note(self, kind: str, limit: int, charge: Charge) -> None:
         """Take in the outcome for one rate."""
-        window = charge.window
-        self.headers |= {
-            f"x-ratelimit-limit-{kind}": str(limit),
-            f"x-ratelimit-remaining-{kind}": str(window.remaining(charge.limit)),
-            f"x-ratelimit-reset-{kind}": duration(window.seconds_until(0)),
-        }
+        self.headers |= _headers(kind, limit, charge)
         if charge.is_granted:
             self._charges[kind] = charge
 
@@ -110,10 +119,21 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _refusal(kind: str, limit: int, charge: Charge, headers: dict[str, str]) -> ApiError:
+def _headers(kind: str, limit: int, charge: Charge) -> dict[str, str]:
+    window = charge.window
+    return {
+        f"x-ratelimit-limit-{kind}": str(limit),
+        f"x-ratelimit-remaining-{kind}": str(window.remaining(charge.limit)),
+        f"x-ratelimit-reset-{kind}": duration(window.seconds_until(0)),
+    }
+
+
+def _refusal(
+    kind: str, limit: int, charge: Charge, headers: dict[str, str], told: str | None = None
+) -> ApiError:
     wait = min(charge.window.seconds_until(charge.limit - charge.amount), 2.0 * MINUTE)
     return ApiError(
         429, _CODES[kind],
-        f"the tenant's {limit} {kind} a minute are used up, or nearly so; try again later",
+        f"the tenant's {limit} {told or kind} a minute are used up, or nearly so; try again later",
         headers=headers | {"retry-after": str(max(1, math.ceil(wait)))},
     )  # fmt: skip

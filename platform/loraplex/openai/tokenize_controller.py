@@ -6,6 +6,7 @@ import msgspec
 from litestar import Controller, get, post
 from litestar.connection import Request
 from litestar.di import NamedDependency
+from litestar.response import Response
 from msgspec import Meta
 
 from adapter_store.registry.records import TenantInfo
@@ -82,7 +83,7 @@ class TokenizeController(Controller):
         operation_id=operation("tokenize"),
         operation_class=json_body(TokenizeRequest),
         guards=(requires_inference_scope,),
-        responses=_ERRORS,
+        responses={**_ERRORS, **errors(OpenAIError, 429)},
         status_code=200,
     )
     async def tokenize(
@@ -90,8 +91,9 @@ class TokenizeController(Controller):
         request: Request[Caller, None, Any],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
-    ) -> TokenizeReply:
+    ) -> Response[TokenizeReply]:
         """Count the tokens of a prompt as a request with it would."""
+        rates = await services.limiter.admit_aside(tenant)
         limits = services.settings.requests
         asked = await read_struct(request, TokenizeRequest, limits)
         model = services.model_name if asked.model is None else asked.model
@@ -101,14 +103,15 @@ class TokenizeController(Controller):
         turn = services.tokenising.of(tenant.name)
         tokens = await _tokens(tokenizer, asked, model, info, limits, template, turn)
         texts = list(map(tokenizer.token_text, tokens)) if asked.return_token_strs else None
-        return TokenizeReply(len(tokens), info.max_model_len, tokens, texts)
+        reply = TokenizeReply(len(tokens), info.max_model_len, tokens, texts)
+        return Response(reply, headers=rates)
 
     @post(
         "/detokenize",
         operation_id=operation("detokenize"),
         operation_class=json_body(DetokenizeRequest),
         guards=(requires_inference_scope,),
-        responses=_ERRORS,
+        responses={**_ERRORS, **errors(OpenAIError, 429)},
         status_code=200,
     )
     async def detokenize(
@@ -116,8 +119,9 @@ class TokenizeController(Controller):
         request: Request[Caller, None, Any],
         services: NamedDependency[Services],
         tenant: NamedDependency[TenantInfo],
-    ) -> DetokenizeReply:
+    ) -> Response[DetokenizeReply]:
         """Turn token ids into text."""
+        rates = await services.limiter.admit_aside(tenant)
         asked = await read_struct(request, DetokenizeRequest, services.settings.requests)
         info = services.backends.engine.info
         if asked.model is not None:
@@ -127,7 +131,8 @@ class TokenizeController(Controller):
                 "tokens", f"`tokens` may have {info.max_model_len} entries at most, the context"
             )
         check_token_ids("tokens", asked.tokens, info.vocab_size)
-        return DetokenizeReply(services.backends.tokenizer.decode(asked.tokens, False))
+        text = services.backends.tokenizer.decode(asked.tokens, False)
+        return Response(DetokenizeReply(text), headers=rates)
 
     @get(
         "/version",

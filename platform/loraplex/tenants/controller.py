@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a tenant may use; null: as much as there is."""
 
     requests_per_minute: Limit | None = None
-    """Generation calls."""
+    """Generation calls, and apart from them as many counts of tokens and exports."""
     tokens_per_minute: Limit | None = None
     """Prompt and output tokens, cached ones included."""
     max_concurrent: Limit | None = None
