@@ -107,15 +107,17 @@ class LocalBlobStore:
     async def list(self, older_than_seconds: float = 0.0) -> list[str]:
         """See `BlobStore.list`."""
         latest = time.time() - older_than_seconds
-        return await self._on(
-            self._writers,
-            lambda: sorted(f.name for f in self._folders() if _modified(f) <= latest),
-        )
+        with _reported(""):
+            return await self._on(
+                self._writers,
+                lambda: sorted(f.name for f in self._folders() if _modified(f) <= latest),
+            )
 
     async def clear_leftovers(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         """See `BlobStore.clear_leftovers`."""
         latest = time.time() - older_than_seconds
-        return await self._on(self._writers, lambda: self._clear(latest, dry_run))
+        with _reported(""):
+            return await self._on(self._writers, lambda: self._clear(latest, dry_run))
 
     def hold(self, digest: str) -> AbstractAsyncContextManager[None]:
         """See `BlobStore.hold`."""

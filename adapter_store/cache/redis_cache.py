@@ -92,14 +92,10 @@ class RedisCache:
                 pipeline.get(name)
                 pipeline.pttl(name)
                 stamp_text, entry_bytes, life_ms = await pipeline.execute()
+            return _found(stamp_text, entry_bytes, life_ms)
         except FAILURES as error:
             self._lost(error)
             return Found()
-        stamp = int(stamp_text or 0)
-        entry = _decoded(entry_bytes)
-        if entry is None or entry.stamp != stamp or life_ms <= 0:
-            return Found(stamp=stamp)
-        return Found(bytes(entry.value), life_ms / 1000, stamp)
 
     async def write(
         self, topic: str, key: str, value: bytes, stamp: int, life_seconds: float
@@ -189,6 +185,14 @@ class RedisCache:
 
     def _stamp_name(self, topic: str) -> str:
         return f"{self._prefix}:stamp:{topic}"
+
+
+def _found(stamp_text: bytes | None, entry_bytes: bytes | None, life_ms: int) -> Found:
+    stamp = int(stamp_text or 0)
+    entry = _decoded(entry_bytes)
+    if entry is None or entry.stamp != stamp or life_ms <= 0:
+        return Found(stamp=stamp)
+    return Found(bytes(entry.value), life_ms / 1000, stamp)
 
 
 def _decoded(entry: bytes | None) -> _Entry | None:

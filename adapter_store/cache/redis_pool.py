@@ -11,8 +11,12 @@ from redis.exceptions import RedisError
 
 CALL_SECONDS = 0.25
 """After so long without an answer a call counts as failed; a request pays that once an outage."""
-FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
-"""What a call raises while Redis is away."""
+FAILURES = (
+    RedisError, OSError, TimeoutError, asyncio.IncompleteReadError,
+    ValueError, TypeError, LookupError, AttributeError,
+)  # fmt: skip
+"""What a call raises while Redis is away, or while what answers is no Redis: its client takes much
+of what it is told for granted."""
 
 
 def open_pool(url: str, *, max_connections: int, call_seconds: float = CALL_SECONDS) -> Any:

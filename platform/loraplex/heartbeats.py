@@ -23,7 +23,8 @@ _log = structlog.get_logger("loraplex.heartbeats")
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
-"""Who has said nothing for so long counts as dead. Clocks of one host: no skew is allowed for."""
+"""Who has said nothing for so long counts as dead, and so does who spoke so far in the future: the
+clock was set back since. Clocks of one host: no skew is allowed for."""
 _FORGOTTEN_SECONDS = 60.0
 
 
@@ -61,7 +62,7 @@ class Heartbeats:
         self._redis: Any = None
         if redis_url is not None:
             self._redis = Redis.from_pool(open_pool(redis_url, max_connections=2))
-        self._alive: dict[bytes, float] | None = None
+        self._alive: dict[ApiProcess, float] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -92,8 +93,7 @@ class Heartbeats:
         """Each with when it last said so, the oldest process first."""
         if self._alive is None:
             return [(self.me, self._clock())]
-        found = [(msgspec.json.decode(s, type=ApiProcess), at) for s, at in self._alive.items()]
-        return sorted(found, key=lambda entry: (entry[0].started_at, entry[0].id))
+        return sorted(self._alive.items(), key=lambda entry: (entry[0].started_at, entry[0].id))
 
     async def _run(self) -> None:
         while True:
@@ -115,7 +115,21 @@ class Heartbeats:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.zadd(self._name, {self._said: now})
             pipeline.zremrangebyscore(self._name, "-inf", now - _FORGOTTEN_SECONDS)
+            pipeline.zremrangebyscore(self._name, now + _FORGOTTEN_SECONDS, "+inf")
             pipeline.expire(self._name, int(_FORGOTTEN_SECONDS))
-            pipeline.zrangebyscore(self._name, now - SILENT_SECONDS, "+inf", withscores=True)
+            pipeline.zrangebyscore(
+                self._name, now - SILENT_SECONDS, now + SILENT_SECONDS, withscores=True
+            )
             *_, found = await pipeline.execute()
-        self._alive = {bytes(member): float(score) for member, score in found}
+        self._alive = {
+            process: float(score)
+            for member, score in found
+            if (process := _decoded(member)) is not None
+        }
+
+
+def _decoded(member: bytes) -> ApiProcess | None:
+    try:
+        return msgspec.json.decode(member, type=ApiProcess)
+    except msgspec.DecodeError:  # of another release, perhaps
+        return None

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from adapter_store.blobs import BlobStore
-from adapter_store.errors import BlobError, RegistryUnavailable
+from adapter_store.errors import RegistryUnavailable
 from adapter_store.registry.registry import Registry
 from adapter_store.sweeper import SweepReport, sweep
 
@@ -45,14 +45,14 @@ async def keep_house(
     every_seconds: float = EVERY_SECONDS,
     min_age_seconds: float = MIN_AGE_SECONDS,
 ) -> None:
-    """Sweep until cancelled; a store or a registry that does not answer is tried again later."""
+    """Sweep until cancelled; a store or a registry that fails is tried again later."""
     await asyncio.sleep(first_seconds)
     while True:
         try:
             report = await sweep_orphans(registry, blobs, min_age_seconds)
             if report is not None and (report.orphans or report.leftovers):
                 _log.info("swept", orphans=len(report.orphans), leftovers=report.leftovers)
-        except (BlobError, RegistryUnavailable) as error:
+        except Exception as error:  # whatever it was: nobody would miss a chore that has ended
             _log.warning("sweep_failed", error=type(error).__name__)
         await asyncio.sleep(every_seconds)
 
@@ -65,8 +65,8 @@ async def keep_registry(registry: Registry, *, every_seconds: float = NOTES_SECO
             await registry.record_key_use()
             await registry.purge_replies()
             await registry.purge_logins()
-        except RegistryUnavailable:
-            _log.warning("notes_not_written")
+        except Exception as error:  # whatever it was: notes may wait a minute more
+            _log.warning("notes_not_written", error=type(error).__name__)
 
 
 async def sweep_orphans(

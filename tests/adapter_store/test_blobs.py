@@ -225,6 +225,13 @@ async def test_a_root_that_cannot_be_used_is_a_blob_error(tmp_path: Path):
     digest, weights = adapter_files(tmp_path, 1)
     with pytest.raises(BlobError):
         await store.put(digest, CONFIG, weights)
+    (tmp_path / "blobs").unlink()
+    await store.put(digest, CONFIG, weights)
+    shutil.rmtree(tmp_path / "blobs/tmp")
+    (tmp_path / "blobs/tmp").write_text("and another one")
+    with pytest.raises(BlobError):
+        await store.clear_leftovers(0)
+    assert await store.list() == [digest]
 
 
 async def test_a_hold_keeps_others_out_also_over_stores(tmp_path: Path):

@@ -3,8 +3,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
+from redis import Redis
 
 from adapter_store.cache.redis_cache import RedisCache
+from adapter_store.cache.shared import Found
 from adapter_store.errors import ModelNotFound
 from adapter_store.model_ref import ModelRef
 from adapter_store.registry.registry import Registry
@@ -84,14 +86,25 @@ async def test_services_on_one_server_know_nothing_of_each_other(redis_server: R
 
 
 async def test_strange_values_are_no_values(redis_server: RedisServer):
-    from redis import Redis
-
     async with connected(redis_server) as cache:
         await cache.write("t:a", "k", b"1", 0, 5.0)
         [name] = redis_server.names()
         with Redis(port=redis_server.port) as client:
             client.set(name, b"\xff not ours", px=5000)
         assert (await cache.read("t:a", "k")).value is None
+
+
+async def test_a_stamp_that_is_no_number_is_an_outage_of_the_cache(redis_server: RedisServer):
+    async with connected(redis_server) as cache:
+        await cache.invalidate("t:a")
+        [name] = redis_server.names()
+        with Redis(port=redis_server.port) as client:
+            client.set(name, b"\xff not ours")
+            assert await cache.read("t:a", "k") == Found()
+            await cache.invalidate("t:a")
+            client.delete(name)
+        await eventually(lambda: not cache.is_degraded)
+        assert (await cache.read("t:a", "k")).stamp == 0
 
 
 @pytest.mark.parametrize("outage", ["stopped", "frozen", "dropped"])
@@ -244,8 +257,6 @@ async def test_without_redis_changes_are_seen_within_a_second(
 
 
 async def test_keys_in_redis_end_by_themselves(registry_url: str, redis_server: RedisServer):
-    from redis import Redis
-
     async with two_processes(registry_url, redis_server) as (one, _):
         await one.registry.register_version("acme", "a", upload("one"), FINGERPRINT)
         await one.registry.resolve("acme", ModelRef("a"))

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 from limits.aio.storage import MemoryStorage
+from redis import Redis
 
 from loraplex.heartbeats import SILENT_SECONDS, Heartbeats
 from loraplex.limits.rate_counter import RateCounter
@@ -45,6 +46,30 @@ async def test_processes_of_one_service_see_each_other_until_one_falls_silent(
         await a.beat()
         await b.beat()
         assert b.num_alive == 2
+
+
+async def test_one_that_died_before_the_clock_was_set_back_is_not_alive_till_then(
+    redis_server: RedisServer,
+):
+    clock = Clock()
+    async with member(redis_server, clock) as dead, member(redis_server, clock) as a:
+        await a.beat()
+        assert ids(a) == {a.me.id, dead.me.id}
+        clock.now -= 3600.0
+        await a.beat()
+        assert ids(a) == {a.me.id}
+        await dead.beat()  # it was not
+        await a.beat()
+        assert ids(a) == {a.me.id, dead.me.id}
+
+
+async def test_a_member_that_is_none_of_ours_is_not_alive(redis_server: RedisServer):
+    async with member(redis_server, Clock()) as a:
+        [name] = redis_server.names()
+        with Redis(port=redis_server.port) as client:
+            client.zadd(name, {b"\xff not ours": Clock.now})
+        await a.beat()
+        assert ids(a) == {a.me.id} and a.num_alive == 1
 
 
 async def test_one_that_ends_is_gone_at_once_and_silence_leaves_nothing(redis_server: RedisServer):

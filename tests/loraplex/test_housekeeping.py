@@ -55,16 +55,19 @@ class FailsOnce(LocalBlobStore):
     """A store that does not answer the first time that it is asked what it has."""
 
     failures = 0
+    error: Exception
 
     async def list(self, older_than_seconds: float = 0.0) -> list[str]:
         if self.failures == 0:
             self.failures += 1
-            raise BlobError("", "no disk")
+            raise self.error
         return await super().list(older_than_seconds)
 
 
-async def test_a_store_that_fails_once_is_swept_the_next_time(tmp_path: Path):
+@pytest.mark.parametrize("error", [BlobError("", "no disk"), ValueError("unforeseen")])
+async def test_a_store_that_fails_once_is_swept_the_next_time(tmp_path: Path, error: Exception):
     blobs = FailsOnce(tmp_path / "blobs")
+    blobs.error = error
     async with open_registry(tmp_path) as registry:
         kept = await put_and_register(registry, blobs, tmp_path)
         orphan = await put(blobs, tmp_path, 2)
@@ -80,6 +83,35 @@ async def test_a_store_that_fails_once_is_swept_the_next_time(tmp_path: Path):
         house.cancel()
         with pytest.raises(asyncio.CancelledError):
             await house
+
+
+class FaultyRegistry:
+    """Fails in a way that nobody foresaw, the first time."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.is_purged = asyncio.Event()
+
+    async def record_key_use(self) -> None:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise ValueError("unforeseen")
+
+    async def purge_replies(self) -> None: ...
+
+    async def purge_logins(self) -> None:
+        self.is_purged.set()
+
+
+async def test_a_chore_goes_on_after_what_nobody_foresaw():
+    registry: Any = FaultyRegistry()
+    house = asyncio.create_task(keep_registry(registry, every_seconds=0))
+    async with asyncio.timeout(10):
+        await registry.is_purged.wait()
+    assert registry.num_calls > 1
+    house.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await house
 
 
 async def test_last_uses_are_written_behind_and_an_outage_is_survived(
