@@ -9,7 +9,8 @@ import pytest
 
 from engine.device.adapter_transfers import AdapterTransfers
 from engine.device.device import HostDevice, Mark
-from tests.support.memory_engine import FakeSource, MemoryEngine, MemoryRunner, Overlap, request
+from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_runner import MemoryRunner, Overlap
 
 
 class ManualTransfer:

@@ -7,7 +7,8 @@ import pytest
 
 from engine.errors import RequestRefused
 from engine.sequence import Sequence
-from tests.support.memory_engine import EOS, VOCAB_SIZE, FakeSource, MemoryEngine, draw, request
+from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_runner import EOS, VOCAB_SIZE, draw
 
 Ending = Callable[[MemoryEngine, int], None]
 SUBJECT, OTHER = 1, 2

@@ -14,7 +14,8 @@ from engine.overlapped_runner import OverlappedRunner
 from engine.plan_ahead import MAX_IN_A_ROW
 from engine.runner import Runner
 from engine.scheduled_batch import ScheduledBatch, StepResult
-from tests.support.memory_engine import MemoryEngine, Overlap, draw, expected_output, request
+from tests.support.memory_engine import MemoryEngine, request
+from tests.support.memory_runner import Overlap, draw, expected_output
 from tests.support.scripted_engine import ScriptedRunner
 
 OVERLAPS: list[Overlap] = ["early", "late"]

@@ -9,7 +9,8 @@ from engine.config import SchedulerConfig
 from engine.errors import ConfigError, RequestRefused
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
 from engine.scheduler import Scheduler
-from tests.support.memory_engine import EOS, VOCAB_SIZE, MemoryEngine, draw, request
+from tests.support.memory_engine import MemoryEngine, request
+from tests.support.memory_runner import EOS, VOCAB_SIZE, draw
 
 
 def test_a_budget_that_cannot_decode_all_sequences_is_refused_at_start():

@@ -3,7 +3,8 @@
 import pytest
 
 from engine.slot_gate import STINT_LOADS
-from tests.support.memory_engine import FakeSource, MemoryEngine, request, running_sequences
+from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_runner import running_sequences
 
 
 def _steady(engine: MemoryEngine, adapter: str, number: int, **fields) -> None:

@@ -18,13 +18,8 @@ from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EngineRequest, RequestOutput
 from engine.parts import AdapterLimits, EngineParts
 from engine.scheduled_batch import ScheduledBatch, StepResult
-from tests.support.memory_engine import (
-    EOS,
-    VOCAB_SIZE,
-    FakeClock,
-    MemoryRunner,
-    expected_output,
-)
+from tests.support.memory_engine import FakeClock
+from tests.support.memory_runner import EOS, VOCAB_SIZE, MemoryRunner, expected_output
 from tests.support.scripted_engine import put_fake_adapter
 
 CONFIG = SchedulerConfig(
