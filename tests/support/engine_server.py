@@ -56,6 +56,16 @@ LONG = SchedulerConfig(num_kv_blocks=8192, max_num_seqs=16, max_model_len=100_00
 """For requests that outlast whatever happens to them, however slow the machine is."""
 
 
+class StandingClock:
+    """A server's clock that only its test moves, so that nobody falls silent meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class RawClient:
     """A bare DEALER that speaks the protocol only as far as it is told to."""
 

@@ -9,6 +9,7 @@ Usage, with everything optional::
 
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,11 @@ Reply = Callable[[tuple[int, ...], str | None], Sequence[int]]
 def echo(prompt: tuple[int, ...], adapter: str | None) -> Sequence[int]:
     """Say the prompt again, then EOS."""
     return prompt
+
+
+def pace(batch: ScheduledBatch) -> None:
+    """Make a step last a millisecond or more, as a model's would; for `before_step`."""
+    time.sleep(0.001)
 
 
 def endless(prompt: tuple[int, ...], adapter: str | None) -> Sequence[int]:
