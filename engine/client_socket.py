@@ -14,6 +14,8 @@ from engine.wire import MAX_CLIENT_MESSAGE
 
 SEND_QUEUE_LEN = 1000
 RECEIVE_QUEUE_LEN = 10_000
+MAX_BACKLOG_BYTES = 64 * 2**20
+"""A client for which more is kept is dropped, however recently it read."""
 LINGER_MS = 2000
 """How long closing waits for the last messages to leave, such as the final outputs of a stop."""
 
@@ -31,14 +33,14 @@ class ClientSocket:
     What a client's queue does not take waits in a backlog, in order; `flush` tries again.
     """
 
-    def __init__(
-        self, path: Path, *, patience: float = 5.0, max_backlog_bytes: int = 64 * 2**20
-    ) -> None:
-        """Bind. Raises `ConfigError` where the folder is open to others or binding fails."""
+    def __init__(self, path: Path, *, patience: float = 5.0) -> None:
+        """Bind. A client that reads nothing for `patience` seconds is dropped.
+
+        Raises `ConfigError` where the folder is open to others or binding fails.
+        """
         _private_folder(path.parent)
         self._path = path
         self._patience = patience
-        self._max_backlog_bytes = max_backlog_bytes
         self._backlogs: dict[bytes, _Backlog] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -90,7 +92,7 @@ class ClientSocket:
         for client, backlog in list(self._backlogs.items()):
             taken = self._flush_one(client, backlog, now)
             too_slow = now - backlog.since > self._patience
-            if taken is False or too_slow or backlog.num_bytes > self._max_backlog_bytes:
+            if taken is False or too_slow or backlog.num_bytes > MAX_BACKLOG_BYTES:
                 lost.append(client)
             if not backlog.payloads:
                 del self._backlogs[client]

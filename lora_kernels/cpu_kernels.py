@@ -8,7 +8,7 @@ import torch
 
 from lora_kernels.cpu_native import NativeLoraTable
 from lora_kernels.errors import KernelUnavailable
-from lora_kernels.native_library import NativeLibrary, load_native_library
+from lora_kernels.native_library import load_native_library
 from lora_kernels.packed import PackedWeights
 from lora_kernels.table import LoraTable
 from lora_kernels.weights import LoraSlice, LoraWeights
@@ -42,12 +42,11 @@ TORCH_KERNELS = CpuKernels(
 """Works wherever PyTorch does."""
 
 
-def choose_cpu_kernels(choice: str = "auto", *, library: NativeLibrary | None = None) -> CpuKernels:
+def choose_cpu_kernels(choice: str = "auto") -> CpuKernels:
     """Pick a path: `torch`, `native`, `native/<instruction set>`, or `auto`.
 
-    `auto` is the best compiled one, else `torch`. `library` is by default the installed one.
-    Raises KernelUnavailable where the path asked for by name cannot run on this machine, ValueError
-    for a name that no path has.
+    `auto` is the best compiled one, else `torch`. Raises KernelUnavailable if the path that was
+    asked for by name cannot run on this machine, ValueError for an unknown name.
     """
     family, _, instruction_set = choice.partition("/")
     if choice == "torch":
@@ -55,7 +54,7 @@ def choose_cpu_kernels(choice: str = "auto", *, library: NativeLibrary | None = 
     if family != "native" and choice != "auto":
         raise ValueError(f"no CPU path is called {choice!r}: it is auto, native or torch")
     try:
-        library = library or load_native_library()
+        library = load_native_library()
     except KernelUnavailable as error:
         if choice == "auto":
             return CpuKernels(

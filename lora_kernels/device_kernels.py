@@ -81,7 +81,7 @@ Weights = CpuWeights | PinnedWeights
 
 
 def device_kernels(
-    device: torch.device, *, max_rank: int, pool_rows: int, pin: Pin, name: str = "triton"
+    device: torch.device, *, max_rank: int, pool_rows: int, pin: Pin
 ) -> DeviceKernels:
     """Tables with pools of `pool_rows` rank rows for each slice of each projection."""
 
@@ -101,7 +101,7 @@ def device_kernels(
     def fuse(slices: Sequence[LoraSlice | None], dtype: torch.dtype) -> PinnedWeights:
         return PinnedWeights.pack(slices, dtype, pin)
 
-    return DeviceKernels(name, make_table, fuse)
+    return DeviceKernels("triton", make_table, fuse)
 
 
 def rank_rows(num_slots: int, max_rank: int) -> int:

@@ -30,7 +30,6 @@ class DeviceSetup:
     make_sampler: "Callable[[DecoderConfig, Grammars | None], LaunchingSampler]"
     max_loras: int
     max_lora_rank: int
-    batch_invariant: bool = False
     architecture: int | None = None
     """Compute capability x 10; None: the device's own."""
 
@@ -62,12 +61,12 @@ class DeviceSetup:
             num_rows,
             max_slices=MAX_SLICES,
             max_rank=self.max_lora_rank,
-            batch_invariant=self.batch_invariant,
+            batch_invariant=False,
         )
 
     def _batch(self, num_rows: int, dtype: torch.dtype, *, is_static: bool) -> DeviceLoraBatch:
         segments = max(1, min(num_rows, self.max_loras))
-        variant = pick_variant(num_rows, segments, batch_invariant=self.batch_invariant)
+        variant = pick_variant(num_rows, segments, batch_invariant=False)
         return DeviceLoraBatch(
             num_rows,
             segments,
@@ -75,22 +74,20 @@ class DeviceSetup:
             max_rank=self.max_lora_rank,
             dtype=dtype,
             device=self.device.torch_device,
-            batch_invariant=self.batch_invariant,
+            batch_invariant=False,
             variant=variant if is_static else None,
             architecture=self.architecture,
         )
 
 
-def cuda_setup(*, max_loras: int, max_lora_rank: int, index: int = 0) -> DeviceSetup:
-    """The CUDA device of that number; raises ConfigError where there is none."""
-    device = CudaDevice(index)
+def cuda_setup(*, max_loras: int, max_lora_rank: int) -> DeviceSetup:
+    """The first CUDA device; raises ConfigError where there is none."""
+    device = CudaDevice()
     there = device.torch_device
     return DeviceSetup(device, _triton_ops(there), _device_sampler(there), max_loras, max_lora_rank)
 
 
-def interpreter_setup(
-    *, max_loras: int, max_lora_rank: int, batch_invariant: bool = False
-) -> DeviceSetup:
+def interpreter_setup(*, max_loras: int, max_lora_rank: int) -> DeviceSetup:
     """The GPU's code path on a CPU, with kernels in Triton's interpreter: very slow, for tests.
 
     Set TRITON_INTERPRET=1 in the environment before Triton is imported.
@@ -98,23 +95,20 @@ def interpreter_setup(
     device = HostDevice()
     return DeviceSetup(
         device,
-        _triton_ops(device.torch_device, batch_invariant=batch_invariant),
+        _triton_ops(device.torch_device),
         _device_sampler(device.torch_device),
         max_loras,
         max_lora_rank,
-        batch_invariant,
         architecture=90,
     )
 
 
-def _triton_ops(
-    device: torch.device, *, batch_invariant: bool = False
-) -> Callable[[int], DecoderOps]:
+def _triton_ops(device: torch.device) -> Callable[[int], DecoderOps]:
     def make(max_positions: int) -> DecoderOps:
         # Late, so that an engine on a CPU does not load Triton.
         from engine.triton.ops import TritonOps
 
-        return TritonOps(device, max_positions=max_positions, batch_invariant=batch_invariant)
+        return TritonOps(device, max_positions=max_positions)
 
     return make
 

@@ -1,6 +1,6 @@
 """What a decoder computes with: PyTorch's operators, or the compiled kernels of engine/native."""
 
-from engine.ops.choose import choose_device_ops, choose_ops
+from engine.ops.choose import choose_ops
 from engine.ops.protocol import DecoderOps, Draw, HeadNorms, LinearOp, RotationOp, StoringRotation
 from engine.ops.torch_ops import TorchOps
 
@@ -12,6 +12,5 @@ __all__ = [
     "RotationOp",
     "StoringRotation",
     "TorchOps",
-    "choose_device_ops",
     "choose_ops",
 ]

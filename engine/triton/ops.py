@@ -31,22 +31,11 @@ class TritonOps:
         device: torch.device | str,
         *,
         max_positions: int,
-        batch_invariant: bool = False,
-        architecture: int | None = None,
     ) -> None:
-        """Operations on a device.
-
-        Args:
-            device: of all tensors.
-            max_positions: of the longest sequence.
-            batch_invariant: whether attention keeps a row's bits its own; costs speed.
-            architecture: compute capability x 10; None: the device's own.
-
-        """
+        """`device` is that of all tensors; `max_positions`, the length of the longest sequence."""
         self.device = torch.device(device)
         self._max_positions = max_positions
-        self._batch_invariant = batch_invariant
-        self._architecture = architecture or architecture_of(self.device)
+        self._architecture = architecture_of(self.device)
         self._torch = TorchOps()
 
     def row_tile(self, dtype: torch.dtype) -> int:
@@ -91,7 +80,6 @@ class TritonOps:
             shape,
             max_positions=self._max_positions,
             device=self.device,
-            batch_invariant=self._batch_invariant,
             architecture=self._architecture,
         )
 

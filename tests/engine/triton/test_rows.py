@@ -1,7 +1,5 @@
 """Norms, activations, rotation and stored keys and values, against PyTorch's operations."""
 
-import sys
-
 import pytest
 import torch
 import triton
@@ -9,11 +7,10 @@ import triton.language as tl
 
 from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
-from engine.ops import HeadNorms, TorchOps, choose_device_ops
+from engine.ops import HeadNorms, TorchOps
 from engine.triton import fp8
 from engine.triton.kv_cache import FP8
 from engine.triton.ops import TritonOps
-from lora_kernels.errors import KernelUnavailable
 
 DTYPES = [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -197,17 +194,3 @@ def test_every_8_bit_float_is_read_and_the_nearest_one_written(is_native):
         _round_trip[1,](written, values, padded, is_native, BLOCK=256)
         expected = padded.clamp(-448, 448).to(FP8)
         assert torch.equal(written.view(FP8).float(), expected.float())
-
-
-def test_a_device_gets_triton_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
-    assert choose_device_ops("cpu", max_positions=1).name == "triton"
-    assert choose_device_ops("cpu", "torch", max_positions=1).name == "torch"
-    with pytest.raises(ValueError, match="auto, triton or torch"):
-        choose_device_ops("cpu", "native", max_positions=1)
-
-    monkeypatch.setitem(sys.modules, "engine.triton.ops", None)  # as if it could not be imported
-    ops = choose_device_ops("cpu", max_positions=1)
-    assert ops.name == "torch"
-    assert ops.fallback_reason is not None and "Triton cannot be loaded" in ops.fallback_reason
-    with pytest.raises(KernelUnavailable, match="cannot be loaded"):
-        choose_device_ops("cpu", "triton", max_positions=1)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.grammar.cursor import GrammarCursor
+from engine.grammar.grammars import GrammarError
 from engine.sampling.noise import exponential_noise, random_bits, stream_key
 from engine.sampling.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -138,6 +139,20 @@ def test_a_grammars_mask_holds_on_the_device():
     assert {token.token_id for token in got.tokens} == set(mask.nonzero()[0].tolist())
     assert grammars.outputs == [[5, 5, 6]]
     assert beside == device_sampler().sample(logits_of(2)[1:], rows[1:])[0]
+
+
+class FailedGrammar:
+    """A grammar that cannot be compiled."""
+
+    def follow(self, cursor: GrammarCursor, output: list[int]) -> bool:
+        raise GrammarError("it cannot be compiled")
+
+
+def test_a_failed_grammar_has_the_same_code_on_the_device_as_on_the_host():
+    failing, logits = [row(grammar=GrammarCursor("g"))], logits_of(1)
+    (got,) = device_sampler(grammars=FailedGrammar()).sample(logits, failing)
+    assert got.error_code == "grammar_failed" and got.error == "it cannot be compiled"
+    assert [got] == Sampler(VOCAB, (EOS,), grammars=FailedGrammar()).sample(logits, failing)
 
 
 def test_what_cannot_be_drawn_says_why_and_harms_nobody():
