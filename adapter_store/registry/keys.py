@@ -24,6 +24,7 @@ TENANT_SCOPES = frozenset({"tenant", "inference", "metrics"})
 PLATFORM_SCOPES = frozenset({"admin", "metrics"})
 ADMIN_PURPOSE = "admin"
 
+_END_OF_TIME = datetime.max.replace(tzinfo=UTC)
 _KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 _KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{43}")
 
@@ -152,7 +153,8 @@ async def rotate(
     if row.revoked_at is not None or _has_expired(row, change.now):
         raise KeyInactive(f"the key {key_id} is revoked or past its time: create a new one")
     if expires_at is None and row.expires_at is not None:
-        expires_at = change.now + (row.expires_at - row.created_at)
+        life = min(row.expires_at - row.created_at, _END_OF_TIME - change.now)
+        expires_at = change.now + life
     created = await create(session, change, owner, row.scopes, expires_at)
     ends_at = change.now + overlap
     if row.expires_at is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -142,6 +142,16 @@ async def test_a_successor_lives_as_long_as_its_forerunner_was_to(registry_url: 
         with pytest.raises(InvalidField):
             await registry.rotate_key(newer.key_id, timedelta(0), clock.now)
         assert await registry.authenticate(newer.plain) is not None
+
+
+async def test_a_key_that_never_ends_but_on_paper_can_be_rotated(registry_url: str):
+    clock = FakeClock()
+    async with open_registry(registry_url, clock) as registry:
+        last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+        old = await registry.create_key("acme", expires_at=last)
+        clock.advance(86_400)
+        new = await registry.rotate_key(old.key_id, timedelta(0))
+        assert new.info.expires_at is not None and new.info.expires_at >= last
 
 
 async def test_the_last_use_of_a_key_is_written_behind_the_requests(registry_url: str):
