@@ -34,7 +34,7 @@ class TileGroup:
     """[tiles, 4] int32, on the device; see `engine.triton.query_tiles`."""
     num_splits: int
     partial: Tensor | None = None
-    """[tiles, heads, num_splits, head_dim] float32: what shares of positions gave."""
+    """[tiles, heads, num_splits, head_dim] float32: the result of each share of the positions."""
     lse: Tensor | None = None
     """[tiles, heads, num_splits] float32."""
 
@@ -44,14 +44,14 @@ class AttentionPlan:
     """One step's rows in device memory; serves every layer."""
 
     block_tables: Tensor
-    """[rows, blocks] int32; what is no block of a row is never read."""
+    """[rows, blocks] int32; entries past a row's blocks are never read."""
     groups: tuple[TileGroup, ...]
     num_tokens: int
     """Tokens past these are padding, whose output is zeros."""
 
 
 class StaticAttentionPlan:
-    """Decode steps of so many rows: an `engine.attention.StaticPlan`."""
+    """A plan for decode steps of a fixed number of rows: an `engine.attention.StaticPlan`."""
 
     def __init__(self, plan: AttentionPlan, block_size: int) -> None:
         self.plan = plan
@@ -70,7 +70,8 @@ class StaticAttentionPlan:
                 f"block tables are {rows} by {blocks}; the plan is for {tables.shape[0]} rows "
                 f"of up to {tables.shape[1]}"
             )
-        # No more of the tables than the longest row reads: at 128 Ki positions they are megabytes.
+        # Copy no more of the tables than the longest row reads: for 128 Ki positions they are
+        # megabytes.
         used = min(blocks, int(inputs.starts.max()) // self._block_size + 1)
         tiles = decode_tiles(np.arange(rows), np.arange(rows), inputs.starts)
         host = np.concatenate(
@@ -84,9 +85,9 @@ class StaticAttentionPlan:
 class TritonAttention:
     """The `AttentionBackend` of GPUs, and of Triton's interpreter.
 
-    A step is one launch for its rows with a single token (and one that combines their splits), and
-    one for all others. With `batch_invariant` both kinds use the same tiles and no splits, so that
-    a row's bits are its own.
+    A step takes one launch for the rows with a single token (and one that combines their splits),
+    and one for all other rows. With `batch_invariant` both kinds use the same tiles and no splits,
+    so that a row's bits do not depend on the batch.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TritonAttention:
             raise ConfigError(str(error)) from error
 
     def tile(self, kind: Kind, dtype: torch.dtype) -> AttentionTile:
-        """The tile of a launch; `dtype` is that in which keys are stored."""
+        """The tile sizes of a launch; `dtype` is that of the stored keys."""
         group = self._num_heads // self._num_kv_heads
         kind = "chunk" if self._batch_invariant else kind
         return attention_tile(kind, group, self._head_dim, dtype, self._architecture)
@@ -173,7 +174,7 @@ class TritonAttention:
     def plan_of(
         self, maps: list[tuple[Kind, TileMap]], block_tables: IntArray, num_tokens: int
     ) -> AttentionPlan:
-        """A launch for each map of tiles over rows with these block tables, on the device."""
+        """A plan with one launch for each tile map, over rows with these block tables."""
         sizes = [tiles.size for _, tiles in maps]
         # Tiles first, so that each starts on 16 bytes.
         host = np.concatenate(
@@ -190,7 +191,7 @@ class TritonAttention:
         num_splits = self._num_splits(kind, len(tiles))
         if num_splits == 1:
             return TileGroup(kind, tiles, 1)
-        # By tiles: a row that decodes beside a long prefill takes no more than it does alone.
+        # Sized by tiles, so that a row that decodes beside a long prefill takes no more than alone.
         shape = (len(tiles), self._num_heads, num_splits)
         return TileGroup(
             kind,
@@ -219,7 +220,8 @@ class TritonAttention:
     ) -> Tensor:
         """See `AttentionBackend.attend`; `out` [padded, num_heads * head_dim] takes the result.
 
-        Raises ConfigError for float32 queries of an 8-bit cache: at start, as memory is measured.
+        Raises ConfigError for float32 queries over an 8-bit cache; that happens at start, when
+        memory is measured.
         """
         assert isinstance(kv_cache, TritonKVCache)
         if kv_cache.is_fp8 and query.dtype is torch.float32:

@@ -12,9 +12,9 @@ FP8 = torch.float8_e4m3fn
 
 
 class TritonKVCache(KVCache):
-    """A `KVCache` for the kernels of this package; in the same layout.
+    """A `KVCache` in the same layout, for the kernels of this package.
 
-    A block need not be cleared: what its former owner left past the new owner's end is never read.
+    Blocks need not be cleared: the kernels never read past the end of a block's owner.
     """
 
     needs_clearing = False
@@ -32,7 +32,7 @@ class TritonKVCache(KVCache):
         self._layer_scales = list(self.scales.unbind(0))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """See `KVCache.layer`; of an 8-bit cache, its bytes."""
+        """See `KVCache.layer`; an 8-bit cache returns its bytes."""
         return self._layers[index]
 
     def layer_scales(self, index: int) -> Tensor:
@@ -60,7 +60,7 @@ class TritonKVCache(KVCache):
         store_kv_call(self, layer, key, value, slot_mapping).run()
 
     def clear_blocks(self, blocks: Tensor) -> None:
-        """Do nothing; see the class."""
+        """Do nothing: blocks need not be cleared."""
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks, in order, in all layers; waits for nothing."""

@@ -1,4 +1,4 @@
-"""A decoder's operations on a GPU: PyTorch's GEMMs, and Triton for all between them."""
+"""A decoder's operations on a GPU: PyTorch's GEMMs, and Triton for everything between them."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ from engine.triton.rows import activation_call, norm_call
 class TritonOps:
     """`DecoderOps` for CUDA tensors, and for CPU tensors in Triton's interpreter.
 
-    Nothing here waits for the device but `draw` and `argmax`, so that a step can be captured.
-    Linears are PyTorch's, whose bits depend on how many rows they get; all else is a row's own.
+    Only `draw` and `argmax` wait for the device, so that a step can be captured. The bits of
+    PyTorch's linears depend on the number of rows; those of all other operations do not.
     """
 
     name = "triton"

@@ -1,4 +1,4 @@
-"""Cuts a step's queries into tiles, on the host: what one program of the attention kernel takes."""
+"""Cuts a step's queries into tiles, on the host; one program of the kernel takes one tile."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ TILE_FIELDS = 4
 
 
 def decode_tiles(rows: IntArray, tokens: IntArray, positions: IntArray) -> TileMap:
-    """A tile a row, for rows with one token each.
+    """One tile for each row, for rows with one token each.
 
     A row at position -1 sees nothing, so that its output is zeros and its block table is not read.
     """
@@ -23,7 +23,7 @@ def chunk_tiles(
 ) -> TileMap:
     """Rows with any number of tokens, cut into tiles of up to `tile_tokens`.
 
-    Tiles whose queries see most come first, so that no processor ends long after the others.
+    Tiles whose queries see most come first, so that no processor finishes long after the others.
     """
     counts = -(-lengths // tile_tokens)
     index = np.repeat(np.arange(len(rows)), counts)

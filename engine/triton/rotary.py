@@ -12,7 +12,7 @@ _HEADS_A_PROGRAM = 4
 
 
 class TritonRotation:
-    """The rotation of a step's tokens: a `RotationOp`, and the same fused with its neighbours."""
+    """The rotation of a step's tokens: a `RotationOp`, also fused with norms and the KV cache."""
 
     def __init__(self, table: RotaryTable, positions: Tensor) -> None:
         """`positions`: [rows] int64, on the table's device."""
@@ -40,8 +40,8 @@ class TritonRotation:
             heads: [rows, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values. Queries
                 are changed in place; keys are only changed where they are stored.
             num_heads: query heads.
-            kv_cache: what keys and values are stored in.
-            layer: of the cache.
+            kv_cache: takes the keys and values.
+            layer: layer of the cache.
             slot_mapping: [tokens] int64, no more than `rows`; tokens past it, and those whose slot
                 is negative, are not stored.
             norms: of queries and keys, before the rotation (Qwen3).

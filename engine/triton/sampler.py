@@ -1,4 +1,4 @@
-"""Draws on the device: one small copy comes back to the host, and nobody waits for it before."""
+"""Draws tokens on the device; one small copy comes back, for which the launch does not wait."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -20,7 +20,7 @@ _ERRORS = {
     -1: "its logits are not finite",
     -2: "ValueError: no token is left to draw, or an adjustment overflowed",
 }
-"""By the state that the kernels give in a token's place."""
+"""By the state that the kernels write in place of a token."""
 
 
 class DeviceDraw:
@@ -72,9 +72,9 @@ class DeviceDraw:
 class DeviceSampler:
     """Turns logits on a device into tokens, as `engine.sampling.sampler.Sampler` does on the host.
 
-    The noise has the same bits. Sums and exponentials are a device's, whose last bits differ: a
-    token on the very edge of a nucleus, or a race that two tokens end within 1e-7, may go the other
-    way. A row's result does not depend on its neighbours.
+    The noise has the same bits. Sums and exponentials differ in their last bits, so a token on the
+    very edge of a nucleus may be in on one side only, and a race that two tokens finish within 1e-7
+    may go either way. A row's result does not depend on its neighbours.
     """
 
     def __init__(

@@ -27,9 +27,9 @@ class PackedRows:
     rows: Words
     """[rows, ROW_FIELDS]."""
     draws: Words
-    """[draws, DRAW_FIELDS], those of a row together and in the order of its choices."""
+    """[draws, DRAW_FIELDS]; a row's draws are adjacent, in the order of its choices."""
     listed: Words
-    """[listed rows]: rows whose most likely tokens are told."""
+    """[listed rows]: indices of rows whose most likely tokens are reported."""
     entries: Entries
     masks: Words
     """[masks, words of 32 bits]."""
@@ -39,7 +39,7 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """A row that can be drawn, as far as can be said before its logits are there."""
+    """A row that can be drawn, as far as is known without its logits."""
 
     index: int
     row: SamplingRow
@@ -54,10 +54,10 @@ class RowPacker:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self.words = -(-vocab_size // 32)
-        """Of a mask."""
+        """32-bit words of a mask."""
 
     def prepare(self, index: int, row: SamplingRow) -> PreparedRow:
-        """Look at what row number `index` asks for; raises ValueError where it cannot be done."""
+        """Prepare row number `index`; raises ValueError if what it asks for is impossible."""
         mask = None if row.grammar is None else row.grammar.mask
         return PreparedRow(
             index,
@@ -67,7 +67,7 @@ class RowPacker:
         )
 
     def pack(self, num_rows: int, prepared: Sequence[PreparedRow]) -> PackedRows:
-        """Pack the rows that can be drawn, of `num_rows` rows of logits."""
+        """Pack those of `num_rows` rows of logits that can be drawn."""
         rows = np.zeros((num_rows, ROW_FIELDS), dtype=np.int32)
         rows[:, 0], rows[:, 10:] = IS_GREEDY, -1
         floats = rows.view(np.float32)

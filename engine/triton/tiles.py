@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 Kind = Literal["decode", "chunk"]
-"""decode: one token a row. chunk: any number of them; also every batch-invariant step."""
+"""decode: one token in each row. chunk: any number of tokens; also all batch-invariant steps."""
 
 MAX_GROUP = 64
 """Query heads that may share a KV head: all of them are rows of one tile."""
@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 _NARROW = 128
 
 _SPLIT_POSITIONS = 256
-"""Fewer positions than this are not worth a program of their own."""
+"""Fewer positions than this are not worth another program."""
 _MAX_SPLITS = 32
 _PROGRAMS_A_PROCESSOR = 4
 _PROCESSORS: Mapping[int, int] = {80: 108, 90: 132, 100: 148}
@@ -31,9 +31,9 @@ class AttentionTile:
     """How a program cuts its work."""
 
     rows: int
-    """Queries times heads of a group; a multiple of 16, as tensor cores have it."""
+    """Queries times heads of a group; a multiple of 16, as tensor cores require."""
     positions: int
-    """Of keys and values, a step: 16 KiB each in 16 bits."""
+    """Positions of keys and values in one iteration: 16 KiB each in 16 bits."""
     num_warps: int
     num_stages: int
 

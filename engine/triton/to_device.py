@@ -1,4 +1,4 @@
-"""Copies from and to the host that the step does not wait for."""
+"""Asynchronous copies to and from the host."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ def to_device(host: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Queue a copy on the current stream; the array must not change afterwards."""
     tensor = torch.from_numpy(host)
     if device.type == "cuda":
-        # A new pinned block each time, which PyTorch keeps for the next: the last copy may still
-        # be on its way.
+        # A new pinned block each time, because the last copy may still be under way. PyTorch caches
+        # them.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
@@ -31,7 +31,7 @@ class FetchedTensor:
             self._host = values.clone()
 
     def wait(self) -> Tensor:
-        """What was copied, once it is there."""
+        """Wait for the copy, and return it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
