@@ -12,6 +12,7 @@ from playwright.sync_api import (
     Page,
     Playwright,
     ViewportSize,
+    expect,
     sync_playwright,
 )
 
@@ -31,6 +32,7 @@ Scheme = Literal["light", "dark"]
 @pytest.fixture(scope="module")
 def playwright() -> Generator[Playwright]:
     """Playwright's driver: it runs a loop in this thread, so it ends before other files' tests."""
+    expect.set_options(timeout=60_000)  # not its five seconds, on a machine with much to do
     with sync_playwright() as running:
         yield running
 

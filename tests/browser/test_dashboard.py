@@ -216,7 +216,8 @@ def test_a_tenant_sees_its_quota_and_what_it_uses_of_it(
         expect(quota.locator("tr[data-quota=max_adapters]")).to_contain_text(
             re.compile("adapters.*1.*4")
         )
-        expect(quota.locator("tr[data-quota=requests_per_minute] td").first).to_have_text("2")
+        used = re.compile("^[12]$")  # where a minute ended meanwhile it fades
+        expect(quota.locator("tr[data-quota=requests_per_minute] td").first).to_have_text(used)
         http.put("/admin/tenants/zen/quota", json={}).raise_for_status()
 
 
@@ -243,7 +244,7 @@ def test_a_revoked_key_ends_the_page(open_page: OpenPage, world: DashboardServic
         page = open_page("/?range=5m", key=made["key"])
         expect(page.locator(".connection")).to_have_attribute("data-state", "open", timeout=SECONDS)
         http.delete(f"/admin/tenants/zen/keys/{made['id']}").raise_for_status()
-    expect(page.get_by_label("Key")).to_be_visible(timeout=5_000)
+    expect(page.get_by_label("Key")).to_be_visible(timeout=SECONDS)
     expect(page.get_by_role("status")).to_contain_text("The session is over")
 
 

@@ -122,7 +122,7 @@ async def test_calls_over_deletes_and_uploads_are_of_one_version_whole_and_nothi
             (await b.delete("/t/acme/v1/adapters/churn")).raise_for_status()
         assert {*texts} <= seen
         assert seen - {*texts} <= {"model_not_found", "adapter_unavailable"}
-        await apis.until_running(a, 0)
+        await apis.until_over(a, "acme")
         async with asyncio.timeout(20):
             while await left() != before:  # noqa: ASYNC110 - nothing tells when
                 await asyncio.sleep(0.1)

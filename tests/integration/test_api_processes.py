@@ -138,13 +138,12 @@ async def test_a_killed_process_takes_only_its_own_streams_with_it(world: World)
         apis.client(dead) as lost, apis.client(alive) as kept, apis.client(alive) as watch,
     ):  # fmt: skip
         broken = await apis.stream(lost, "base", LONG)
-        whole = await apis.stream(kept, "base", 200)
-        await apis.until_running(watch, 2)
+        whole = await apis.stream(kept, "base", 300)
         os.kill(dead, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             await broken.task
         assert (await whole.task)[-1] == "[DONE]"
-        await apis.until_running(watch, 0)
+        await apis.until_over(watch, "acme")
         row = await world.row_of(broken)
         assert (row.finish_reason, row.prompt_tokens, row.adapter) == ("abort", 3, None)
         assert row.output_tokens >= len(broken.events) > 0
@@ -160,9 +159,9 @@ async def test_a_frozen_process_hurts_nobody_else_and_is_replaced(world: World):
         apis.client(frozen) as lost, apis.client(alive) as kept, apis.client(alive) as watch,
     ):  # fmt: skip
         held = await apis.stream(lost, "base", LONG)
-        whole = await apis.stream(kept, "base", 400)
+        whole = await apis.stream(kept, "base", 400, "zen")
         os.kill(frozen, signal.SIGSTOP)
-        await apis.until_running(watch, 1)
+        await apis.until_over(watch, "acme")
         assert frozen in apis.pids(), "its calls ended before it was given up"
         assert (await whole.task)[-1] == "[DONE]"
         with pytest.raises(httpx.TransportError):
@@ -238,4 +237,4 @@ async def test_a_stop_drains_both_processes(world: World):
         for stream in short:
             assert (await stream.task)[-1] == "[DONE]"
         assert await cut.code() == "shutting_down"
-    assert await asyncio.to_thread(apis.service.process.wait, 30) == 0
+    assert await asyncio.to_thread(apis.service.process.wait, 60) == 0

@@ -52,7 +52,7 @@ def child(service: DemoService, module: str) -> psutil.Process:
 
 def tenant_key(service: DemoService) -> str:
     headers = {"authorization": f"Bearer {service.admin_key}"}
-    with httpx.Client(base_url=service.url, headers=headers) as http:
+    with httpx.Client(base_url=service.url, headers=headers, timeout=60) as http:
         http.post("/admin/tenants", json={"name": "acme"}).raise_for_status()
         created = http.post("/admin/tenants/acme/keys", json={}).raise_for_status()
     key: str = created.json()["key"]

@@ -101,7 +101,7 @@ def stop_while_it_loads(
         streamed, plain = (call.result(60) for call in calls)
     meanwhile()
     exit_code = service.process.wait(30)
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=30)
     return Stop(streamed, plain, exit_code, alive, service.log.read_text())
 
 

@@ -126,12 +126,12 @@ class ApiProcesses:
             async with self.client(successor) as client:
                 assert (await client.get("/health/live")).status_code == 200
 
-    async def until_running(self, client: httpx.AsyncClient, sequences: int) -> None:
-        """Wait until so many run in the engine."""
+    async def until_over(self, client: httpx.AsyncClient, tenant: str) -> None:
+        """Wait until the engine has none of a tenant's calls any more."""
         async with asyncio.timeout(60):
             while True:
                 stats: dict[str, Any] = (await client.get("/admin/engine")).json()
-                if stats["running"] == sequences:
+                if tenant not in (name for name, *_ in stats["tenants"]):
                     return
                 await asyncio.sleep(0.05)
 
