@@ -137,6 +137,8 @@ class RedisCache:
                     await self._follow(pubsub, started)
             except FAILURES as error:
                 pause = _FIRST_PAUSE_SECONDS if self._is_connected else pause
+                if not started.is_set():
+                    _log.warning("shared_cache_unreachable", error=type(error).__name__)
                 self._lost(error)
             started.set()
             await asyncio.sleep(pause)

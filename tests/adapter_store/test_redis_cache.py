@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from redis import Redis
+from structlog.testing import capture_logs
 
 from adapter_store.cache.redis_cache import RedisCache
 from adapter_store.cache.shared import Found
@@ -272,3 +273,10 @@ async def test_keys_in_redis_end_by_themselves(registry_url: str, redis_server: 
 def test_a_url_of_another_kind_is_refused(url: str):
     with pytest.raises(ValueError):
         RedisCache(url, "s")
+
+
+async def test_a_redis_that_was_never_there_is_told_once():
+    with capture_logs() as logs:
+        async with RedisCache("redis://127.0.0.1:1", "s", call_seconds=CALL_SECONDS) as cache:
+            assert cache.is_degraded
+    assert [line["event"] for line in logs] == ["shared_cache_unreachable"]

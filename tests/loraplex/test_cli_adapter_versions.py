@@ -1,10 +1,11 @@
-"""`loraplex adapters export`, `rm`, `unalias`: a file is whole or not there; what goes is named."""
+"""`loraplex adapters` where versions come and go: what is written is whole, what goes is named."""
 
 import http.server
 import json
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,10 +17,25 @@ EXPORT = "/v1/adapters/legal/versions/2/export"
 CUT_OFF = "/v1/adapters/legal/versions/3/export"
 
 
+REPLIES: dict[str, Any] = {
+    "/v1/adapters?limit=1": {"data": []},
+    **{f"/v1/adapters/{name}": {"aliases": {"default": 1}} for name in ("same", "other")},
+}
+
+
+def pushed(declared: str, *, same_name: bool) -> dict[str, Any]:
+    match = {"name": "Base", "declared": declared, "same_name": same_name}
+    report = {"base_match": match, "warnings": []}
+    return {"name": "legal", "version": 1, "digest": "d" * 64, "report": report}
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Has one version to export, breaks off in another, and says what it was asked to delete."""
 
     def do_GET(self) -> None:
+        if self.path in REPLIES:
+            self._reply(REPLIES[self.path])
+            return
         if self.path not in (EXPORT, CUT_OFF):
             self._refuse(404, "version_not_found")
             return
@@ -29,6 +45,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(ZIP if self.path == EXPORT else ZIP[:1000])
         self.close_connection = True
 
+    def do_POST(self) -> None:
+        is_other = b"other" in self.rfile.read(int(self.headers["content-length"]))
+        self._reply(pushed("org/Other" if is_other else "org/Base", same_name=not is_other))
+
     def do_DELETE(self) -> None:
         if self.path.endswith("/versions/2"):
             self._refuse(409, "version_in_use")
@@ -36,6 +56,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.deleted.append(self.path)  # type: ignore[attr-defined]
         self.send_response(204)
         self.end_headers()
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -106,3 +131,15 @@ def test_rm_says_what_goes_and_asks_first(service: tuple[str, list[str]]):
     ]
     in_use = run(url, "rm", "legal", "2", "--yes")
     assert in_use.exit_code == 1 and "version_in_use" in in_use.stderr
+
+
+def test_a_push_says_where_the_config_names_another_base(
+    service: tuple[str, list[str]], tmp_path: Path
+):
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    same = run(service[0], "push", "same", str(tmp_path))
+    other = run(service[0], "push", "other", str(tmp_path))
+    assert (same.exit_code, other.exit_code) == (0, 0)
+    assert "the base" not in same.stderr
+    assert "names the base org/Other; this service has Base" in other.stderr

@@ -101,6 +101,13 @@ def push(
         f"{reply['name']}@{reply['version']} {state}, digest {reply['digest'][:12]}; "
         f"{reply['name']} {default}"
     )
+    base: dict[str, Any] = reply["report"].get("base_match", {})
+    if base.get("same_name") is False:
+        click.echo(
+            f"note: the adapter's config names the base {base['declared']}; this service has "
+            f"{base['name']}, whose shapes are the same",
+            err=True,
+        )
     for warning in reply["report"].get("warnings", []):
         click.echo(f"warning: {warning}", err=True)
 
