@@ -186,6 +186,11 @@ class EngineCore:
         """
         return bool(self._flight or self._transfers) or self._scheduler.has_work
 
+    @property
+    def resident(self) -> list[str]:
+        """Digests that hold a slot; see `Scheduler.resident`."""
+        return self._scheduler.resident
+
     def stats(self) -> EngineStats:
         """A snapshot, without the numbers about host memory; `EngineParts.stats` adds them."""
         return self._scheduler.stats()

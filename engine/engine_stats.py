@@ -45,7 +45,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     slots_used: int
     slots_total: int
     resident: list[str]
-    """Digests that hold a slot."""
+    """Digests that hold a slot, also while they are loaded or drained."""
     preemptions: int
     steps: int
     prompt_tokens: int

@@ -79,7 +79,7 @@ class Residency:
 
     def _has_awaited(self) -> bool:
         assert self._awaited is not None
-        placed = self._core.stats().resident
+        placed = self._core.resident
         self._awaited = {
             digest
             for digest in self._awaited

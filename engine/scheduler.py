@@ -18,7 +18,7 @@ from engine.config import SchedulerConfig
 from engine.engine_stats import EngineStats
 from engine.errors import RequestRefused
 from engine.lifecycle import Lifecycle
-from engine.messages import EndCalls, EngineRequest, FinishReason, RequestOutput
+from engine.messages import EndCalls, EngineRequest, RequestOutput
 from engine.outputs import Outputs
 from engine.plan_ahead import ahead_batch, plan_ahead
 from engine.policies import make_policy
@@ -138,13 +138,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something now; false if everything left waits for a load."""
-        waiting, slots, gate = (
-            self._lifecycle.waiting,
-            self._lifecycle.slots,
-            self._lifecycle.gate,
-        )
+        lifecycle = self._lifecycle
+        waiting, slots, gate = lifecycle.waiting, lifecycle.slots, lifecycle.gate
         return bool(
-            len(self._lifecycle.running)
+            len(lifecycle.running)
             or len(self._outputs)
             or slots.has_notices
             or waiting.ready.min() is not None
@@ -283,6 +280,11 @@ class Scheduler:
 
     # -- what it looks like inside
 
+    @property
+    def resident(self) -> list[str]:
+        """Digests that hold a slot, also while they are loaded or drained."""
+        return [adapter.digest for adapter in self._lifecycle.slots.placed]
+
     def stats(self) -> EngineStats:
         """A snapshot, without the numbers about host memory, which the scheduler does not know."""
         return stats_of(
@@ -344,23 +346,13 @@ class Scheduler:
         request.note_token(self._time.now)
         self._num_output_tokens += 1
         self._lifecycle.charge(request.queue, self._config.output_weight)
-        finish_reason = self._finish_reason(sequence)
+        finish_reason = sequence.finish_reason(self._eos_token_ids, self._max_sequence_len)
         self._outputs.token(sequence, token, finish_reason)
         if finish_reason is not None:
             request.end_reasons.append(finish_reason)
             sequence.finished = True
             if not (self._policy.keeps_finished and sequence.is_running):
                 self._leave(sequence)
-
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        params, token_ids = sequence.params, sequence.token_ids
-        if token_ids[-1] in self._eos_token_ids and not params.ignore_eos:
-            return "stop"
-        if token_ids[-1] in params.stop_token_ids:
-            return "stop"
-        num_output_tokens = len(token_ids) - sequence.num_prompt_tokens
-        is_full = len(token_ids) >= self._max_sequence_len
-        return "length" if is_full or num_output_tokens >= params.max_tokens else None
 
     def _leave(self, sequence: Sequence) -> None:
         self._lifecycle.end(sequence)

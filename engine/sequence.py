@@ -12,6 +12,7 @@ Until a request forks, its only sequence stands for all `n` choices.
 from enum import Enum
 
 from engine.grammar.cursor import GrammarCursor
+from engine.messages import FinishReason
 from engine.request import Request
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 from engine.wait_causes import Reading
@@ -108,6 +109,19 @@ class Sequence:
     def num_drawn(self) -> int:
         """Tokens drawn since it was last admitted."""
         return max(0, len(self.token_ids) - self.prefill_length)
+
+    def finish_reason(
+        self, eos_token_ids: frozenset[int], max_sequence_len: int
+    ) -> FinishReason | None:
+        """Why the choice ends with the token drawn last; None if it goes on."""
+        params, token_ids = self.params, self.token_ids
+        if token_ids[-1] in eos_token_ids and not params.ignore_eos:
+            return "stop"
+        if token_ids[-1] in params.stop_token_ids:
+            return "stop"
+        num_output_tokens = len(token_ids) - self.num_prompt_tokens
+        is_full = len(token_ids) >= max_sequence_len
+        return "length" if is_full or num_output_tokens >= params.max_tokens else None
 
     def row(self, num_tokens: int, block_size: int) -> ScheduledRow:
         """The next `num_tokens` as a row; it samples if they are all that is left."""
