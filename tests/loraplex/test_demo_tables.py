@@ -68,6 +68,7 @@ def test_names_and_causes_are_whole(width: int) -> None:
     ]  # fmt: skip
     assert "budget: it waited for a seat" in text_of(summary)
     assert "turn: " not in text_of(summary)
+    assert "All together: 1,920 tokens in 21.8 s, 88 tok/s." in text_of(summary)
 
 
 def test_the_base_is_well_when_it_answers_as_no_adapter_does() -> None:

@@ -46,8 +46,20 @@ def print_summary(
             Text(f"{'✓' if is_good else '✗'} {verdict}", style="green" if is_good else "red"),
         )  # fmt: skip
     console.print(table)
+    if together := _together([answer for row in answers for answer in row]):
+        console.print(together, highlight=False)
     console.print(_legend(causes), style="dim", highlight=False)
     return passed
+
+
+def _together(answers: Iterable[Answer]) -> str | None:
+    """What all answers, which were asked for at once, are as one; None where none came."""
+    came = [a for a in answers if a.error is None and a.ttft_seconds is not None]
+    seconds = max(((a.ttft_seconds or 0.0) + a.decode_seconds for a in came), default=0.0)
+    if not seconds:
+        return None
+    tokens = sum(answer.num_tokens for answer in came)
+    return f"All together: {tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s."
 
 
 def _verdict(
@@ -72,7 +84,9 @@ def _legend(causes: Iterable[str | None]) -> str:
     waits = [
         f"{cause}: it waited {words}." for cause, words in CAUSE_WORDS.items() if cause in found
     ]
-    return "\n".join(("Medians of a model's answers, and what most of its wait was for.", *waits))
+    return "\n".join(
+        ("The table has medians of a model's answers, each among all the others.", *waits)
+    )
 
 
 def _middle(values: Sequence[float | None], form: str) -> str:
