@@ -72,6 +72,8 @@ class BuiltRunner:
     """How the layers' weights are quantised; None if they are not."""
     max_full_values: int | None = None
     """Most values that an adapter's own embedding and output layer may have; None: any number."""
+    attention_context: int | None = None
+    """See `DecoderConfig.attention_context`; None where it is not known."""
 
     def load_adapter(self, digest: str, folder: Path) -> AdapterWeights:
         """Read an adapter for this runner; raises `AdapterUnavailable`. Safe on any thread.
@@ -195,6 +197,7 @@ def build_runner(
         grammars=grammars,
         invariance=_self_test(decoder, attention) if self_test else None,
         scheme=scheme,
+        attention_context=config.attention_context,
     )
 
 

@@ -33,6 +33,9 @@ class SchedulerConfig:
     slot_debt_tokens: int | None = None
     """Tokens that may be lent past a reservation before its victim is preempted; None: 16 x
     `max_num_batched_tokens`, as in a service."""
+    attention_context: int | None = None
+    """Context, in tokens, at which a token's attention takes as long as its linears. Chunks of
+    prompts that are long beside it are shorter, see `engine.step_work`; None: they are not."""
     output_weight: float = 2.0
     """What an output token is charged, in prompt tokens."""
 
@@ -40,6 +43,7 @@ class SchedulerConfig:
         for name in (
             "num_kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
             "max_model_len", "max_queue_len", "max_queued_per_tenant", "max_queued_per_adapter",
+            "attention_context",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

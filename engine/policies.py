@@ -15,6 +15,7 @@ from engine.sequence import Sequence
 from engine.static_policy import StaticPolicy
 from engine.step_parts import decode_all, half_prefilled
 from engine.step_plan import StepPlan
+from engine.step_work import cost_of, tokens_within
 
 
 class StepPolicy(Protocol):
@@ -33,7 +34,7 @@ def make_policy(config: SchedulerConfig, lifecycle: Lifecycle) -> StepPolicy:
     admission = Admission(lifecycle, config)
     match config.policy:
         case "chunked":
-            return ChunkedPolicy(lifecycle, admission)
+            return ChunkedPolicy(lifecycle, admission, config.attention_context)
         case "prefill_first":
             return PrefillFirstPolicy(lifecycle, admission)
         case "static":
@@ -45,22 +46,23 @@ class ChunkedPolicy:
 
     They are served in counter order, half-prefilled rows and new heads alike, after heads whose
     reserved slot is ready or that were preempted for their blocks. None takes more than half while
-    another waits.
+    another waits. Tokens with much context cost more than one, see `engine.step_work`.
     """
 
     keeps_finished = False
 
-    def __init__(self, lifecycle: Lifecycle, admission: Admission) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, admission: Admission, attention_context: int | None
+    ) -> None:
         self._lifecycle = lifecycle
         self._admission = admission
+        self._attention_context = attention_context
 
     def fill(self, plan: StepPlan) -> None:
         """See `StepPolicy`."""
         decode_all(plan, self._lifecycle)
         for sequence in self._share_prefills(plan):
-            more = min(sequence.num_uncomputed - plan.grants[sequence], plan.remaining)
-            if more > 0:
-                plan.grant(sequence, more)
+            self._prefill(plan, sequence, plan.remaining)
 
     def _share_prefills(self, plan: StepPlan) -> list[Sequence]:
         half = -(-plan.remaining // 2)
@@ -85,8 +87,20 @@ class ChunkedPolicy:
                 if sequence is None:
                     is_admitting = False
                     continue
-            plan.grant(sequence, min(sequence.num_uncomputed, half, plan.remaining))
+            self._prefill(plan, sequence, min(half, plan.remaining))
             prefills.append(sequence)
+
+    def _prefill(self, plan: StepPlan, sequence: Sequence, budget: int) -> None:
+        granted = plan.grants.get(sequence, 0)
+        left, context = sequence.num_uncomputed - granted, sequence.num_computed + granted
+        if not left or not budget:
+            return
+        fitting = tokens_within(budget, context, self._attention_context)
+        if fitting < left:
+            # It has used up its part: no more than two prefills begin in a step and do not end.
+            plan.grant(sequence, fitting, budget)
+        else:
+            plan.grant(sequence, left, min(budget, cost_of(left, context, self._attention_context)))
 
     def _goes_first(self, begun: Sequence, head: Sequence) -> bool:
         is_reserved = self._lifecycle.gate.is_reserved(head.request.queue)

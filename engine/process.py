@@ -106,6 +106,7 @@ def build_parts(args: EngineArgs) -> EngineParts:
         config,
         num_kv_blocks=built.num_kv_blocks,
         max_model_len=built.max_model_len,
+        attention_context=built.attention_context,
     )
     return EngineParts.assemble(
         built.runner,

@@ -20,12 +20,15 @@ class StepPlan:
         self.lacks_blocks = False
         """Whether a decode found no free block, so that a sequence was preempted."""
 
-    def grant(self, sequence: Sequence, num_tokens: int) -> None:
-        """Run the next `num_tokens` of a sequence, on top of what it was granted before."""
+    def grant(self, sequence: Sequence, num_tokens: int, cost: int | None = None) -> None:
+        """Run the next `num_tokens` of a sequence, on top of what it was granted before.
+
+        They take `cost` of the budget; None: one each.
+        """
         assert 0 < num_tokens <= self.remaining
         grants = self.grants
         grants[sequence] = grants[sequence] + num_tokens if sequence in grants else num_tokens
-        self.remaining -= num_tokens
+        self.remaining -= num_tokens if cost is None else cost
 
     def fill(self, sequence: Sequence, row: ScheduledRow) -> None:
         """Add a row of a sequence that is computed although its result is dropped."""

@@ -66,6 +66,18 @@ class DecoderConfig:
     checkpoint_dtype: torch.dtype | None
     """What config.json says that the weights are; None where it says nothing."""
 
+    @property
+    def attention_context(self) -> int | None:
+        """Tokens of context at which a token's attention takes about as long as its linears do.
+
+        On a CPU, where attention multiplies at two thirds of the linears' rate. Layers with a
+        window count as nothing; None where all have one.
+        """
+        attention = self.windows.count(None) * self.num_heads * self.head_dim
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        weights = self.hidden_size * (heads + 3 * self.intermediate_size)
+        return max(1, self.num_layers * weights // (3 * attention)) if attention else None
+
     def kv_shape(self, block_size: int, dtype: torch.dtype) -> KVShape:
         """The shape of a KV cache with blocks of `block_size` tokens."""
         return KVShape(

@@ -200,6 +200,27 @@ def test_windows_follow_the_layers(originals):
     assert read_decoder_config(originals["gemma2"]).windows == (20, None, 20)
 
 
+def test_the_context_at_which_attention_outweighs_linears_follows_the_shapes(model):
+    shape = {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64,
+        "num_attention_heads": 9, "num_key_value_heads": 3,
+    }  # fmt: skip
+    weights = 30 * (576 * 64 * (9 + 3 + 3 + 9) + 3 * 576 * 1536)
+    operations_a_key = 30 * 9 * 64 * 4
+    config = read_decoder_config(model("llama", **shape))
+    assert config.attention_context == 2 * weights * 2 // 3 // operations_a_key == 2048
+
+
+def test_layers_with_windows_do_not_count_against_long_contexts(originals):
+    of_all, of_one, of_none = (
+        read_decoder_config(originals[name]) for name in ("llama", "qwen2", "phi3")
+    )
+    assert of_none.attention_context is None
+    assert of_all.attention_context is not None and of_one.attention_context is not None
+    assert of_one.windows.count(None) == 1
+    assert of_one.attention_context > 2 * of_all.attention_context
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

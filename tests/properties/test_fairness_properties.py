@@ -102,6 +102,7 @@ def _simulate(rng: random.Random, *, num_requests: int, weights: tuple[float, ..
             "max_loras": rng.randint(1, 4),
             "slot_debt_tokens": rng.choice([0, 40, None]),
             "enable_prefix_cache": rng.random() < 0.5,
+            "attention_context": rng.choice([None, 8]),
         }
         | fields
     )

@@ -13,7 +13,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.memory_engine import FakeSource, MemoryEngine, Overlap, request
+from tests.support.memory_engine import FakeSource, MemoryEngine, request
+from tests.support.memory_runner import Overlap
 
 ADAPTERS = ["adapter-a", "adapter-b", "adapter-c", "adapter-d"]
 # Few prompts that share prefixes, so that the prefix cache is hit.
@@ -39,6 +40,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_loras=st.integers(1, 4),
         slot_debt_tokens=st.sampled_from([0, 20, None]),
         enable_prefix_cache=st.booleans(),
+        attention_context=st.sampled_from([None, 1, 8]),
         auto=st.booleans(),
         capacity=st.integers(0, 3),
     )
