@@ -10,6 +10,7 @@ import pytest
 
 from loraplex.supervisor.child import Backoff, Child, ChildCannotStart
 from loraplex.supervisor.pulse import Pulse
+from tests.support.waiting import SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,7 @@ async def until(log: Path, lines: int) -> None:
 
 
 def _poll(log: Path, lines: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while len(log.read_text().splitlines()) < lines:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -52,7 +53,7 @@ async def test_a_child_that_dies_is_started_again_with_the_next_generation(tmp_p
     task = asyncio.create_task(subject.run())
     await until(log, 3)
     subject.signal_stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, SECONDS)
     assert log.read_text().split("\n")[:3] == ["1 crash", "2 crash", "3 crash"]
     assert subject.generation == 3
 
@@ -60,7 +61,7 @@ async def test_a_child_that_dies_is_started_again_with_the_next_generation(tmp_p
 async def test_a_child_that_refuses_its_settings_is_not_started_again(tmp_path: Path):
     subject, log = child(tmp_path, "refuse")
     with pytest.raises(ChildCannotStart, match="test"):
-        await asyncio.wait_for(subject.run(), 30)
+        await asyncio.wait_for(subject.run(), SECONDS)
     assert log.read_text() == "1 refuse\n"
 
 
@@ -69,7 +70,7 @@ async def test_a_stop_during_the_pause_before_a_restart_ends_at_once(tmp_path: P
     task = asyncio.create_task(subject.run())
     await until(log, 1)
     subject.signal_stop()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, SECONDS)
     assert subject.generation <= 2
 
 
@@ -78,7 +79,7 @@ async def test_kill_ends_a_child_that_ignores_everything(tmp_path: Path):
     task = asyncio.create_task(subject.run())
     await until(log, 1)
     subject.kill()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, SECONDS)
 
 
 # Beats until it has started twice; the first life is frozen after that, the second goes on.
@@ -114,7 +115,7 @@ async def test_a_child_whose_loop_stands_still_is_killed_and_started_again(
     await asyncio.sleep(3)  # two limits: a child that beats lives on
     assert (subject.pid, log.read_text()) == (second, "1\n2\n")
     subject.signal_stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, SECONDS)
 
 
 async def test_a_child_that_was_never_heard_may_take_its_time_to_start(tmp_path: Path):
@@ -127,7 +128,7 @@ async def test_a_child_that_was_never_heard_may_take_its_time_to_start(tmp_path:
     await asyncio.sleep(0.5)
     assert not task.done() and subject.generation == 1
     subject.signal_stop()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, SECONDS)
 
 
 async def test_a_freeze_of_the_whole_machine_is_not_held_against_the_child():
@@ -141,7 +142,7 @@ async def test_a_freeze_of_the_whole_machine_is_not_held_against_the_child():
             await asyncio.sleep(0)
         assert not silent.is_set()
         os.write(pulse.child_fd, b".")
-        await asyncio.wait_for(silent.wait(), 10)
+        await asyncio.wait_for(silent.wait(), SECONDS)
 
 
 def test_the_pause_doubles_up_to_a_limit_and_starts_over_after_a_long_life():

@@ -20,6 +20,7 @@ from loraplex.dashboard.session_controller import MAX_FAILED_LOGINS
 from loraplex.dashboard.sessions import SESSION_SECONDS, SessionRequired, Sessions
 from tests.support.dashboard import Dashboard, dashboard
 from tests.support.registry import FakeClock, open_registry
+from tests.support.waiting import SECONDS
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +168,7 @@ async def end_of(at: Dashboard, key: str, end) -> str:
                 if line == "event: live":
                     break
             await end(browser)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(SECONDS):
                 rest = [line async for line in lines]
         at_end = rest[rest.index("event: ended") + 1]
         assert (await browser.get(OVERVIEW)).status_code == 401

@@ -49,7 +49,7 @@ async def test_prompts_have_their_length_and_no_two_share_a_prefix():
 
 
 async def test_an_open_loop_sends_whatever_became_of_the_others_and_counts_from_when_it_was_due():
-    all_sent = threading.Barrier(3, timeout=10)  # a closed loop of one would wait for ever
+    all_sent = threading.Barrier(3, timeout=60)  # a closed loop of one would wait for ever
 
     def reply(body):
         all_sent.wait()
@@ -65,7 +65,7 @@ async def test_an_open_loop_sends_whatever_became_of_the_others_and_counts_from_
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_a_closed_loop_keeps_so_many_calls_under_way(api):
-    pairs = threading.Barrier(2, timeout=10)
+    pairs = threading.Barrier(2, timeout=60)
     num_open, most = 0, []
 
     def reply(body):

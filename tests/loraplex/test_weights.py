@@ -2,7 +2,7 @@ import hashlib
 import json
 import shutil
 import struct
-import time
+import threading
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from loraplex import weights
 from loraplex.weights import WeightsError, ensure_weights, hub_answers, weights_folder
+from tests.support.waiting import SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +172,15 @@ def test_the_hub_answers_when_its_status_is_good(status: int, expected: bool, on
 def test_a_silent_hub_is_given_up_after_the_time_limit(
     online: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sleepy(request: httpx.Request) -> httpx.Response:
-        time.sleep(1.0)
+    is_given_up = threading.Event()
+
+    def silent(request: httpx.Request) -> httpx.Response:
+        assert is_given_up.wait(SECONDS)
         return httpx.Response(200)
 
     monkeypatch.setattr(weights, "HUB_PROBE_SECONDS", 0.1)
-    started = time.monotonic()
-    assert not hub_answers(httpx.MockTransport(sleepy))
-    assert time.monotonic() - started < 0.9
+    assert not hub_answers(httpx.MockTransport(silent))
+    is_given_up.set()
 
 
 def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
