@@ -5,7 +5,6 @@ and `--tenant`.
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -16,7 +15,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from loraplex.cli.adapter_versions import export, rm, unalias
 from loraplex.cli.api_client import ApiClient, segment
-from loraplex.cli.options import json_option, print_json, print_table, with_tenant_api
+from loraplex.cli.options import (
+    json_option,
+    print_json,
+    print_table,
+    to_the_second,
+    with_tenant_api,
+)
 
 _POLL_SECONDS = 0.5
 
@@ -224,17 +229,11 @@ def show(name: str, as_json: bool, api: ApiClient) -> None:
                 v["digest"][:12],
                 v["rank"],
                 decimal(v["bytes"]),
-                _to_the_second(v["created_at"]),
+                to_the_second(v["created_at"]),
             ]
             for v in found["data"]
         ),
     )
-
-
-def _to_the_second(moment: str) -> str:
-    """`2026-11-29T21:18:29.465090Z` as `2026-11-29 21:18:29Z`; `--json` has all of it."""
-    at = datetime.fromisoformat(moment).astimezone(UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _means(adapter: dict[str, Any], alias: str) -> str:

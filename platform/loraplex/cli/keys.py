@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from loraplex.cli.api_client import ApiClient, segment
-from loraplex.cli.options import json_option, print_json, print_table, with_api
+from loraplex.cli.options import json_option, print_json, print_table, to_the_second, with_api
 
 SCOPES = ["inference", "tenant", "metrics"]
 DAYS = click.option(
@@ -66,10 +66,10 @@ def print_keys(found: Iterable[Mapping[str, Any]]) -> None:
                 k["id"],
                 k["hint"],
                 " ".join(k["scopes"]),
-                k["created_at"],
-                k["last_used_at"],
-                k["expires_at"],
-                k["revoked_at"],
+                to_the_second(k["created_at"]),
+                to_the_second(k["last_used_at"]),
+                to_the_second(k["expires_at"]),
+                to_the_second(k["revoked_at"]),
             ]
             for k in found
         ),

@@ -78,6 +78,13 @@ class Moment(click.ParamType[str]):
         return found.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
+def to_the_second(moment: str | None) -> str | None:
+    """`2026-11-29T21:18:29.465090Z` as `2026-11-29 21:18:29Z`; `--json` has all of it."""
+    if moment is None:
+        return None
+    return f"{datetime.fromisoformat(moment).astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the reply as JSON.")
 
 

@@ -7,7 +7,7 @@ import click
 
 from adapter_store.registry.records import MAX_WEIGHT, MIN_WEIGHT
 from loraplex.cli.api_client import ApiClient, segment
-from loraplex.cli.options import json_option, print_json, print_table, with_api
+from loraplex.cli.options import json_option, print_json, print_table, to_the_second, with_api
 
 
 class _Weight(click.FloatRange):
@@ -60,7 +60,15 @@ def list_(as_json: bool, api: ApiClient) -> None:
         return
     print_table(
         ["tenant", "weight", "created", "suspended"],
-        ([t["name"], t["weight"], t["created_at"], t["suspended_at"]] for t in found["data"]),
+        (
+            [
+                t["name"],
+                t["weight"],
+                to_the_second(t["created_at"]),
+                to_the_second(t["suspended_at"]),
+            ]
+            for t in found["data"]
+        ),
     )
 
 
