@@ -41,7 +41,7 @@ demo: install ## Serve three adapters of two tenants on a real model (ONCE=1: an
 	@$(BIN)/loraplex demo $(DEMO_ARGS)
 
 serve: install ## Serve your own model: make serve MODEL=DIR_OR_HUB_ID
-	@test -n "$(MODEL)" || { echo "make serve MODEL=DIR_OR_HUB_ID"; exit 2; }
+	@test -n "$(MODEL)" || { echo "Say which model: make serve MODEL=DIR_OR_HUB_ID"; exit 2; }
 	@$(BIN)/loraplex serve --model $(MODEL)
 
 # A file's tests stay in one process: they share a service, or a model. `-n0` in PYTEST_ARGS undoes it.

@@ -202,4 +202,5 @@ def _convert(value: Any, type_: Any, variable: str) -> Any:
     try:
         return msgspec.convert(value, type_, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{variable}: {error}") from None
+        hint = " (try: openssl rand -hex 32)" if variable == PREFIX + "ADMIN_KEY" else ""
+        raise SettingsError(f"{variable}: {error}{hint}") from None
