@@ -65,22 +65,15 @@ class AdapterCalls(Transactions):
         repeatable = _repeatable(
             idempotency_key, "register", name, inspected.digest, base_fingerprint, publish, *extra
         )
+        new = versions.NewVersion(inspected, base_fingerprint, serving)
         return await self._change_adapter(
             tenant,
             name,
             lambda s: versions.register(
-                s,
-                change,
-                tenant,
-                name,
-                inspected,
-                base_fingerprint,
-                publish,
-                repeatable,
-                serving,
-                tenant_created_at,
+                s, change, tenant, name, new, publish=publish, repeatable=repeatable,
+                tenant_created_at=tenant_created_at,
             ),
-        )
+        )  # fmt: skip
 
     async def resolve(self, tenant: str, ref: ModelRef, routing_key: str = "") -> ResolvedAdapter:
         """The version that a reference names now, for a request with this key (`canary.py`).

@@ -5,6 +5,7 @@ writer), and survives a delete of the adapter, so neither races nor deletes can 
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
@@ -43,23 +44,31 @@ MAX_PARAMETERS = 500
 """Of one statement; SQLite takes 32,766, older ones 999."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """What is uploaded; the same again makes no second version."""
+
+    inspected: InspectedAdapter
+    base_fingerprint: str
+    serving: ServingDefaults
+
+    def is_same_as(self, version: AdapterVersion) -> bool:
+        """Whether they answer alike: equal digest and serving defaults, for the same base model."""
+        return (
+            version.digest == self.inspected.digest
+            and version.base_fingerprint == self.base_fingerprint
+            and _serving(version.serving) == self.serving
+        )
+
+
 async def register(
-    session: AsyncSession,
-    change: Change,
-    tenant: str,
-    name: str,
-    inspected: InspectedAdapter,
-    base_fingerprint: str,
-    publish: bool,
-    repeatable: RepeatableCall | None,
-    serving: ServingDefaults,
-    tenant_created_at: datetime | None = None,
-) -> RegisteredVersion:
+    session: AsyncSession, change: Change, tenant: str, name: str, new: NewVersion, *,
+    publish: bool, repeatable: RepeatableCall | None, tenant_created_at: datetime | None = None,
+) -> RegisteredVersion:  # fmt: skip
     """Give an upload its number, unless the newest version is the same already.
 
-    The same: equal digest and serving defaults, for the same base model. With `publish` the alias
-    `default` points to the version returned, new or not; without, no alias moves. Raises
-    `TenantNotFound`, `IdempotencyKeyReused` or `QuotaExceeded`.
+    With `publish` the alias `default` points to the version returned, new or not; without, no alias
+    moves. Raises `TenantNotFound`, `IdempotencyKeyReused` or `QuotaExceeded`.
     """
     owner = await tenants.find(session, tenant, lock="keep", created_at=tenant_created_at)
     if repeatable is not None:
@@ -68,26 +77,14 @@ async def register(
             return msgspec.convert({**stored, "replayed": True}, RegisteredVersion)
     adapter = await _revive(session, change, owner.id, name)
     version = await _newest(session, adapter.id)
-    created = (
-        version is None
-        or version.digest != inspected.digest
-        or version.base_fingerprint != base_fingerprint
-        or _serving(version.serving) != serving
-    )
-    if version is None or created:
-        await quotas.check_new_version(session, owner, inspected)
-        adapter.last_version += 1
-        version = _row(adapter, inspected, base_fingerprint, serving, change)
-        session.add(version)
-        await session.flush()
+    created = False
+    if version is None or not new.is_same_as(version):
+        await quotas.check_new_version(session, owner, new.inspected)
+        version, created = await _add(session, adapter, new, change), True
         change.record(
-            session,
-            "version.create",
-            tenant,
-            f"{name}@{version.number}",
-            digest=version.digest,
-            published=publish,
-        )
+            session, "version.create", tenant, f"{name}@{version.number}",
+            digest=version.digest, published=publish,
+        )  # fmt: skip
     previous = None
     if publish:
         previous = await aliases.point(session, change, tenant, name, DEFAULT_ALIAS, version)
@@ -328,15 +325,12 @@ async def _newest(session: AsyncSession, adapter_id: int) -> AdapterVersion | No
     )
 
 
-def _row(
-    adapter: Adapter,
-    inspected: InspectedAdapter,
-    base_fingerprint: str,
-    serving: ServingDefaults,
-    change: Change,
+async def _add(
+    session: AsyncSession, adapter: Adapter, new: NewVersion, change: Change
 ) -> AdapterVersion:
-    report: dict[str, Any] = msgspec.to_builtins(inspected.report)
-    return AdapterVersion(
+    adapter.last_version += 1
+    inspected = new.inspected
+    version = AdapterVersion(
         adapter_id=adapter.id,
         number=adapter.last_version,
         digest=inspected.digest,
@@ -344,11 +338,14 @@ def _row(
         rank=inspected.report.rank,
         bytes=inspected.report.bytes,
         config=inspected.config,
-        report=report,
-        serving=None if serving == AS_THE_BASE else msgspec.to_builtins(serving),
-        base_fingerprint=base_fingerprint,
+        report=msgspec.to_builtins(inspected.report),
+        serving=None if new.serving == AS_THE_BASE else msgspec.to_builtins(new.serving),
+        base_fingerprint=new.base_fingerprint,
         created_at=change.now,
     )
+    session.add(version)
+    await session.flush()
+    return version
 
 
 def _info(name: str, row: AdapterVersion, pointing: tuple[str, ...]) -> VersionInfo:
