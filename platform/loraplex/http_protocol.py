@@ -3,8 +3,6 @@
 A client without a key can cost no more than a connection: the head of a request is bounded in bytes
 and in time, so are the requests that wait on a connection in number, and a reply that its reader
 does not take is given up, with all that it holds.
-
-Also here, since it knows uvicorn's classes too: sending a part of a body without awaiting.
 """
 
 import asyncio
@@ -13,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-from litestar.types import Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from loraplex.settings import ConnectionLimits
@@ -108,6 +105,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._parsed_bytes > self._limits.max_head_bytes:
             self._refuse_head()
             raise ValueError("too large a head")  # ends the parsing
+        assert self.parser is not None, "it is calling"
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # its client would take that for the reply
         super().on_headers_complete()
@@ -211,25 +209,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _later(self, seconds: float, work: Callable[[], object]) -> asyncio.TimerHandle:
         return self.loop.call_later(seconds, work)
-
-
-def body_writer(send: Send) -> Callable[[bytes], bool]:
-    """Return a function that does at once what awaiting `send` does with a part of a chunked body.
-
-    It says False, and does nothing, where that is not possible: the client is gone or slower than
-    we are, or `send` is not uvicorn's own.
-    """
-    cycle = getattr(send, "__self__", None)
-    if not isinstance(cycle, RequestResponseCycle):
-        return lambda body: False
-
-    def write(body: bytes) -> bool:
-        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    return write
 
 
 def _without_upgrade(data: bytes) -> bytes:

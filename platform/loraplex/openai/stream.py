@@ -11,10 +11,10 @@ import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from loraplex.body_writer import body_writer
 from loraplex.disconnect import until_disconnect
 from loraplex.drain import SERVER_SEND
 from loraplex.errors import as_api_error, client_gone, openai_body
-from loraplex.http_protocol import body_writer
 from loraplex.logs import log_unexpected
 from loraplex.openai.call import Call
 from loraplex.openai.generation import Generation, Piece
