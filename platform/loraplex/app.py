@@ -21,7 +21,7 @@ from engine.text.template_renderer import TemplateRenderer
 from loraplex.adapters.alias_controller import AliasController
 from loraplex.adapters.controller import AdapterController
 from loraplex.adapters.registrar import Registrar, owner_of
-from loraplex.adapters.registrations import RegistrationController
+from loraplex.adapters.registration_controller import RegistrationController
 from loraplex.adapters.residency import ResidencyKeeper
 from loraplex.adapters.version_controller import VersionController
 from loraplex.adapters.vllm_controller import VllmAdapterController

@@ -19,7 +19,7 @@ from loraplex.adapters.publishing import (
     publish,
     upload_folder,
 )
-from loraplex.adapters.registrations import (
+from loraplex.adapters.registration_controller import (
     Registration,
     RegistrationOrder,
     begin_registration,
