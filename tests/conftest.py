@@ -38,4 +38,7 @@ def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
 
 
-pytest_plugins = ["tests.support.databases", "tests.support.redis_server", "tests.support.s3"]
+pytest_plugins = [
+    "tests.support.databases", "tests.support.rates", "tests.support.redis_server",
+    "tests.support.s3",
+]  # fmt: skip

@@ -89,11 +89,11 @@ def test_a_path_outside_the_layers_to_transform_is_refused() -> None:
     ],
 )
 def test_a_pattern_that_would_never_end_is_stopped(field: str, value: Any) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(AdapterFormatError) as caught:
         ModuleRules(parse(**{field: value}), NAMES, [])
     assert (caught.value.code, caught.value.field) == ("pattern_too_slow", field)
-    assert time.monotonic() - start < 15
+    assert time.thread_time() - start < 15
 
 
 @pytest.mark.parametrize(
