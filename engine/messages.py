@@ -11,6 +11,7 @@ import msgspec
 from engine.backpressure import Congestion
 from engine.engine_info import EngineInfo
 from engine.engine_stats import EngineStats
+from engine.errors import RequestRefused
 from engine.refusal_notes import NoteRefusals
 from engine.sampling_params import SamplingParams
 from engine.telemetry.records import GetTelemetry, Telemetry
@@ -267,7 +268,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The request is not queued; fields as in `engine.errors.RequestRefused`."""
+    """The request is not queued; a `RequestRefused` on its way to the client."""
 
     generation: int
     request_id: int
@@ -276,6 +277,30 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     param: str | None = None
     limit: int | None = None
     congestion: Congestion | None = None
+
+    @staticmethod
+    def of(generation: int, request_id: int, refusal: RequestRefused) -> "Refused":
+        """The message for a refusal."""
+        return Refused(
+            generation,
+            request_id,
+            refusal.code,
+            refusal.message,
+            param=refusal.param,
+            limit=refusal.limit,
+            congestion=refusal.congestion,
+        )
+
+    @property
+    def refusal(self) -> RequestRefused:
+        """The refusal, for the client to raise."""
+        return RequestRefused(
+            self.code,
+            self.message,
+            param=self.param,
+            limit=self.limit,
+            congestion=self.congestion,
+        )
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -251,16 +251,7 @@ class EngineServer:
         self._send(peer.client, Accepted(self._generation, request.request_id))
 
     def _refuse(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
-        answer = Refused(
-            self._generation,
-            request_id,
-            refusal.code,
-            refusal.message,
-            param=refusal.param,
-            limit=refusal.limit,
-            congestion=refusal.congestion,
-        )
-        self._send(client, answer)
+        self._send(client, Refused.of(self._generation, request_id, refusal))
 
     def _send_what_is(self, client: bytes, question: GetStats | GetTelemetry) -> None:
         if isinstance(question, GetTelemetry):

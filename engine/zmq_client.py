@@ -369,10 +369,7 @@ class ZmqEngineClient:
             self._is_draining = True
             error = EngineUnavailable(message.message)
         else:
-            error = RequestRefused(
-                message.code, message.message, param=message.param, limit=message.limit,
-                congestion=message.congestion,
-            )  # fmt: skip
+            error = message.refusal
         self._requests.fail(message.request_id, error)
 
     def _on_connection_event(self, frames: list[bytes]) -> None:
