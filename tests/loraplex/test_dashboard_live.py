@@ -154,6 +154,20 @@ async def test_a_viewer_sees_the_last_ten_seconds_of_its_own(tmp_path: Path):
         assert everything["engine"]["kv_blocks_used"] == 16
 
 
+async def test_what_is_shown_is_no_older_for_a_clock_that_is_set_back(tmp_path: Path):
+    async with open_registry(tmp_path) as registry:
+        now, engine = NOW, WatchedEngine()
+        async with LiveSource(
+            engine, registry.database, AllGood(registry, None), clock=lambda: now, seconds=10,
+        ) as live:  # fmt: skip
+            assert await live.live(None) is not None
+            now -= 3600.0
+            engine.told.stats_now = stats(kv_blocks_used=17)
+            shown = await live.live(None)
+            assert shown is not None and shown.engine is not None
+            assert (shown.at, shown.engine.kv_blocks_used) == (now, 17)
+
+
 async def test_streams_that_cannot_be_checked_end_after_a_minute(tmp_path: Path):
     class Unchecked(Sessions):
         async def ended(self, token_hashes: Any) -> dict[str, Any]:

@@ -150,6 +150,44 @@ async def test_a_new_recorder_of_the_run_goes_on_and_counts_nothing_twice(regist
         assert sum(covered) == pytest.approx(165.0)  # from the engine's start, without a gap
 
 
+@pytest.mark.parametrize("step", [-3600.0, 50 * 365 * 86_400.0])
+async def test_a_clock_that_is_set_makes_no_time_of_which_something_is_known(
+    registry_url: str, step: float
+):
+    async with lab(registry_url) as at:
+        recorder = at.recorder()
+        await recorder.start()
+        owner = AdapterOwner("acme", "tone@1")
+        resident = SlotEvent(at=NOW, slot=0, digest="d" * 64, owners=(owner,), kind="resident")
+        at.engine.tell(events=[resident])
+        await recorder.read()
+        at.now += step
+        at.engine.refused = [adapter_totals("acme", "tone", {"queue_full": 1})]
+        await recorder.read()
+        at.now += 20.0
+        await recorder.read()
+        await recorder.write()
+        rows = [row for row in await at.all(EngineRollup) if row.width == QUARTER]
+        assert sum(row.covered for row in rows) == pytest.approx(105.0 + 20.0)
+        parts = (await at.traffic(VERSION, QUARTER)).values()
+        assert sum(part.resident_seconds for part in parts) == pytest.approx(5.0 + 20.0)
+        refused = [part.refused for part in (await at.traffic(Subject(), QUARTER)).values()]
+        assert [part for part in refused if part] == [{"queue_full": 1}]
+
+
+async def test_an_engine_of_before_the_clock_was_set_is_watched_from_now_on(registry_url: str):
+    async with lab(registry_url) as at:
+        at.engine.started = 100.0
+        recorder = at.recorder()
+        await recorder.start()
+        await recorder.read()
+        at.now += 1.0
+        await recorder.read()
+        await recorder.write()
+        rows = [row for row in await at.all(EngineRollup) if row.width == QUARTER]
+        assert sum(row.covered for row in rows) == pytest.approx(1.0)
+
+
 async def test_a_write_whose_answer_was_lost_is_not_done_again(registry_url: str):
     async with lab(registry_url) as at:
         store = RollupStore(at.registry.database)

@@ -64,7 +64,7 @@ class LiveSource:
         self._poll: asyncio.Task[list[StepRecord]] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alerts: list[Alert] | None = None
-        self._alerts_due = 0.0
+        self._alerts_at = 0.0
         self._missed = 0
         self._is_stopped = False
 
@@ -142,7 +142,7 @@ class LiveSource:
 
     async def _freshen(self) -> None:
         """Ask the engine, unless it was asked just now; wait a moment for its answer."""
-        if self._clock() - self._recent.at > FRESH_SECONDS:
+        if abs(self._clock() - self._recent.at) > FRESH_SECONDS:  # a clock may be set back
             await asyncio.wait([self._ask()], timeout=self._seconds)
 
     async def _run(self) -> None:
@@ -201,9 +201,10 @@ class LiveSource:
                 _put(watching, event("slots", slots))
 
     async def _publish_alerts(self, by_tenant: dict[str | None, list[LiveStream]]) -> None:
-        if self._clock() < self._alerts_due:
+        now = self._clock()
+        if abs(now - self._alerts_at) < ALERT_SECONDS:
             return
-        self._alerts_due = self._clock() + ALERT_SECONDS
+        self._alerts_at = now
         alerts = await self._database.read(lasting_alerts)
         self._missed = (await self._database.read(progress)).missed
         before, self._alerts = self._alerts, alerts
@@ -227,7 +228,7 @@ class LiveSource:
             except Exception as error:  # whatever it is: who is not checked is let go in the end
                 _log.warning("sessions_not_checked", error=type(error).__name__)
                 ended: dict[str, SessionEnd] = {}
-                if self._clock() - checked_at > UNCHECKED_SECONDS:
+                if abs(self._clock() - checked_at) > UNCHECKED_SECONDS:
                     ended = {s.viewer.token_hash: "stopping" for s in self._streams}
             for stream in self._streams:
                 if (reason := ended.get(stream.viewer.token_hash)) is not None:

@@ -29,6 +29,9 @@ MAX_BUCKETS = 20_000
 """Unwritten ones; when the database is away for so long, what is read then is lost."""
 SILENT_SECONDS = 15.0
 """An engine is silent during a step. One that is for longer has no queues that anybody knows of."""
+LONGEST_GAP_SECONDS = 86_400.0
+"""Between two looks at the engine. After a longer one the clock was set, as where a machine starts
+without the time, and what was between is no time of which anything is known."""
 
 
 class Watched(Protocol):
@@ -128,7 +131,9 @@ class Recorder:
         return versions
 
     async def _read_some(self) -> Telemetry:
-        cursor, with_totals = self._progress.cursor, self._totals_due <= self._clock()
+        wait = self._totals_due - self._clock()
+        cursor = self._progress.cursor
+        with_totals = not 0 < wait <= FINE  # longer than it ever is: the clock was set back
         answer = await self._engine.telemetry(cursor, with_totals=with_totals)
         if answer.generation != cursor.generation and answer.totals is None:
             # Only its sums tell since when a new engine is there.
@@ -147,12 +152,15 @@ class Recorder:
                 self._ledger.add_refusals(*refused, at=now)
         began = answer.totals.started if answer.totals is not None else now
         since = progress.complete_until
+        if since and _was_set(since, now):
+            self._reside(since)
+            since = self._resident_until = now
         if is_other:
             if since:
                 self._book.end_all(since)
                 self._ledger.add_watched(since, min(began, now), is_up=False)
             since = max(since, min(began, now))
-            self._resident_until = since
+            since = self._resident_until = now if _was_set(since, now) else since
         if self._ledger.size > MAX_BUCKETS:
             _log.error("records_dropped", requests=len(answer.requests))
             missed = answer.missed + len(answer.requests) + len(answer.steps)
@@ -177,7 +185,9 @@ class Recorder:
         since, self._resident_until = self._resident_until, max(until, self._resident_until)
         if since and until > since:
             for stay in self._book.residents:
-                self._ledger.add_residence(stay.owners, max(since, stay.began), until)
+                # What began later than now did so before the clock was set back.
+                began = stay.began if stay.began <= until else since
+                self._ledger.add_residence(stay.owners, max(since, began), until)
 
     def _take_stats(self, stats: EngineStats, now: float) -> None:
         self._ledger.add_sample(now, stats)
@@ -218,6 +228,11 @@ class Recorder:
             stays=self._book.take_changed(),
             queues=_one_each(self._queues),
         )
+
+
+def _was_set(since: float, now: float) -> bool:
+    """Whether the clock cannot have come from there to here by itself."""
+    return not 0 <= now - since <= LONGEST_GAP_SECONDS
 
 
 def _one_each(queues: list[QueueNow]) -> list[QueueNow]:
