@@ -4,8 +4,10 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from redis import Redis
-from structlog.testing import capture_logs
+from structlog import wrap_logger
+from structlog.testing import LogCapture
 
+from adapter_store.cache import redis_cache
 from adapter_store.cache.redis_cache import RedisCache
 from adapter_store.cache.shared import Found
 from adapter_store.errors import ModelNotFound
@@ -275,8 +277,9 @@ def test_a_url_of_another_kind_is_refused(url: str):
         RedisCache(url, "s")
 
 
-async def test_a_redis_that_was_never_there_is_told_once():
-    with capture_logs() as logs:
-        async with RedisCache("redis://127.0.0.1:1", "s", call_seconds=CALL_SECONDS) as cache:
-            assert cache.is_degraded
-    assert [line["event"] for line in logs] == ["shared_cache_unreachable"]
+async def test_a_redis_that_was_never_there_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    logs = LogCapture()
+    monkeypatch.setattr(redis_cache, "_log", wrap_logger(None, processors=[logs]))
+    async with RedisCache("redis://127.0.0.1:1", "s", call_seconds=CALL_SECONDS) as cache:
+        assert cache.is_degraded
+    assert [line["event"] for line in logs.entries] == ["shared_cache_unreachable"]

@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.numpy import load, save
+from structlog import wrap_logger
+from structlog.testing import LogCapture
 
 from adapter_store import disk_space
-from loraplex.adapters import controller
+from loraplex.adapters import controller, upload
 from loraplex.adapters.residency import limits_of
 from loraplex.adapters.upload import Upload
 from loraplex.settings import UploadLimits
@@ -243,8 +245,12 @@ async def test_uploads_leave_the_registry_room_on_the_disk(tmp_path, monkeypatch
 
         reserve = min(512, blocks // 20)
         disk_with(reserve)
+        logs = LogCapture()
+        monkeypatch.setattr(upload, "_log", wrap_logger(None, processors=[logs]))
         full = await client.post("/v1/adapters", content=body(*good_parts()), headers=HEADERS)
         assert (full.status_code, full.json()["error"]["code"]) == (503, "upload_storage")
+        [told] = logs.entries
+        assert (told["event"], told["error"]) == ("upload_not_stored", "No space left on device")
         assert list((tmp_path / "uploads").iterdir()) == []
         disk_with(reserve + 1)
         good = await client.post("/v1/adapters", content=body(*good_parts()), headers=HEADERS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio.to_thread
+import structlog
 from litestar.connection import Request
 
 from adapter_store.disk_space import write_all
@@ -18,6 +19,7 @@ from loraplex.adapters.multipart_events import PartEnd, PartStart, multipart_eve
 from loraplex.errors import InvalidRequest, UploadError, client_gone
 from loraplex.settings import UploadLimits
 
+_log = structlog.get_logger("loraplex.adapters")
 _MAX_TEXT_BYTES = 1024
 _WRITE_BYTES = 1 << 20
 MAX_TEMPLATE_BYTES = 64 << 10
@@ -73,6 +75,7 @@ async def receive_upload(
             f"{limits.upload_idle_seconds:g} s",
         ) from None  # fmt: skip
     except OSError as error:
+        _log.warning("upload_not_stored", error=error.strerror)
         raise UploadError(
             503, "upload_storage", f"the upload cannot be stored: {error.strerror}"
         ) from error

@@ -136,7 +136,7 @@ export const COLUMNS = [
 /** How many wait at this moment, and what for. */
 export function WaitsNow({ row }) {
   if (!row.waiting)
-    return html`<span class="muted">${row.running ? `${row.running} running` : format.NONE}</span>`;
+    return html`<span class="muted">${row.running ? `${row.running} running` : "nobody waits now"}</span>`;
   return html`<span class="pair">${
     row.waits_for && html`<${Key} color=${causeColor(row.waits_for)} />`
   }${format.count(row.waiting)} wait${row.waits_for ? ` for ${row.waits_for}` : ""}</span>`;
