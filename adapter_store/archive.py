@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
+from adapter_store.disk_space import write_all
 from adapter_store.errors import AdapterFormatError
 from adapter_store.peft_config import MAX_CONFIG_BYTES
 from adapter_store.shown_text import shown
@@ -54,7 +55,8 @@ def extract_adapter(archive: Path, into: Path, *, max_bytes: int) -> ExtractedAd
     """Write the adapter's two files from the zip `archive` into the folder `into`.
 
     The files lie at the root of the archive or in one folder of it. `max_bytes` caps the two files
-    together, unpacked. Raises AdapterFormatError, and then leaves nothing behind in `into`.
+    together, unpacked. Raises AdapterFormatError, or OSError where the disk has no room for them,
+    and then leaves nothing behind in `into`.
     """
     extracted = ExtractedAdapter(into / CONFIG_FILE, into / WEIGHTS_FILE)
     try:
@@ -174,11 +176,11 @@ def _write_member(unzip: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path)
     # zipfile stops at the size in the list of members, which has been checked, and then at a wrong
     # checksum. A member that is shorter than it says just ends.
     written = 0
-    with target.open("xb") as file:
+    with target.open("xb", buffering=0) as file:
         try:
             with unzip.open(member) as source:
                 while chunk := source.read(_CHUNK_BYTES):
-                    file.write(chunk)
+                    write_all(file, chunk, target.parent)
                     written += len(chunk)
             if written != member.file_size:
                 raise zipfile.BadZipFile("a member is shorter than it says")

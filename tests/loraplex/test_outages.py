@@ -1,13 +1,17 @@
 """A part is gone: what goes on, what is refused and how, and that it heals by itself."""
 
 import asyncio
+import io
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 
+from adapter_store import disk_space
 from adapter_store.errors import RegistryUnavailable
 from loraplex.registry_watch import GRACE_SECONDS, RegistryWatch
 from tests.support.fake_engine import FakeEngine
@@ -190,6 +194,29 @@ async def test_without_the_blob_store_adapters_on_the_disk_are_served_and_others
         assert await ask(caller, "cold") == (200, None)
         assert await send(owner, "new") == (201, None)
         assert fetched.count(digest) == 1
+
+
+async def test_a_disk_that_takes_no_file_of_an_upload_is_a_503_of_that_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("adapter_config.json", "{}")
+        archive.writestr("adapter_model.safetensors", bytes(500_000))
+    # Room for what comes, not for what it unpacks to.
+    room = SimpleNamespace(f_frsize=1, f_blocks=20_000, f_bavail=100_000)
+    async with running_service(tmp_path) as service, service.client("acme:tenant") as owner:
+        with monkeypatch.context() as patch:
+            patch.setattr(disk_space.os, "statvfs", lambda folder: room)
+            full = await owner.post(
+                "/v1/adapters", data={"name": "new"}, files={"archive": packed.getvalue()}
+            )
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "upload_storage")
+        assert not any((tmp_path / "uploads").iterdir())
+        (tmp_path / "uploads").rmdir()
+        assert await send(owner, "new") == (503, "upload_storage")
+        (tmp_path / "uploads").mkdir()
+        assert await send(owner, "new") == (201, None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,8 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from adapter_store.registry.records import (
 from engine.errors import EngineUnavailable
 from loraplex.adapters.upload import Upload
 from loraplex.ending_calls import end_calls_of_adapter
-from loraplex.errors import ApiError
+from loraplex.errors import ApiError, UploadError
 from loraplex.services import Services
 
 
@@ -38,8 +38,12 @@ def check_serves_adapters(services: Services) -> None:
 
 @asynccontextmanager
 async def upload_folder(root: Path) -> AsyncGenerator[Path]:
-    """Make a folder of one upload; it goes with the upload, also when that is cancelled."""
-    folder = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, dir=root)))
+    """Make a folder of one upload; it goes with the upload, also when that is cancelled.
+
+    Raises `UploadError` (503) where the disk takes none.
+    """
+    with _told_storage():
+        folder = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, dir=root)))
     try:
         yield folder
     finally:
@@ -67,7 +71,9 @@ async def publish(
     serving: ServingDefaults = AS_THE_BASE,
     idempotency_key: str | None = None,
 ) -> RegisteredVersion:
-    """Check, store and register an upload; raises `AdapterFormatError` or `RegistryError`.
+    """Check, store and register an upload.
+
+    Raises `AdapterFormatError` or `RegistryError`, and `UploadError` (503) where there is no room.
 
     For the tenant that began it: one that got its name meanwhile does not get its adapter.
     The files are stored before the row that names them; if there is no row then, they go again.
@@ -155,6 +161,17 @@ async def _files(services: Services, upload: Upload, folder: Path) -> tuple[byte
         folder,
         max_bytes=services.settings.uploads.max_upload_bytes,
     )
-    extracted = await anyio.to_thread.run_sync(extract)
+    with _told_storage():
+        extracted = await anyio.to_thread.run_sync(extract)
     await anyio.to_thread.run_sync(upload.archive.unlink)
     return await anyio.to_thread.run_sync(extracted.config.read_bytes), extracted.weights
+
+
+@contextmanager
+def _told_storage() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UploadError(
+            503, "upload_storage", f"the files cannot be stored: {error.strerror}"
+        ) from error
