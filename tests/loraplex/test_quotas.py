@@ -1,9 +1,8 @@
 """Quotas over HTTP: set by an admin, held to at once."""
 
-from types import SimpleNamespace
+from typing import Any
 
 import httpx
-import limits.aio.storage.memory
 import pytest
 
 from adapter_store.registry.records import Quota
@@ -11,13 +10,6 @@ from engine.errors import RequestRefused
 from tests.support.service import adapter_files, running_service
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def standing_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are counted at one moment: none of them fades, and no minute ends, in between."""
-    at_a_begin = SimpleNamespace(time=lambda: 1_800_000_000.0)
-    monkeypatch.setattr(limits.aio.storage.memory, "time", at_a_begin)
 
 
 async def test_an_admin_sets_shows_and_lifts_a_quota(tmp_path, registry_url: str):
@@ -127,6 +119,37 @@ async def test_rates_are_on_every_reply_and_refuse_before_any_work(tmp_path):
         }
 
 
+@pytest.mark.usefixtures("standing_minute")
+@pytest.mark.parametrize(
+    ("path", "good"),
+    [
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+async def test_a_call_with_a_mistake_has_taken_its_request_and_the_next_one_no_work(
+    tmp_path, path: str, good: dict[str, Any]
+):
+    async with running_service(tmp_path) as service, service.client() as client:
+        service.engine.script = lambda request: [7]
+        await service.registry.set_quota("acme", Quota(requests_per_minute=3))
+
+        async def asked(**fields: Any) -> httpx.Response:
+            return await client.post(f"/v1/{path}", json={"model": "base", **good, **fields})
+
+        mistake = {"min_tokens": 5, "max_tokens": 4}
+        for _ in range(2):
+            assert (await asked(**mistake)).status_code == 400
+        answered = await asked()
+        assert answered.headers["x-ratelimit-remaining-requests"] == "0", answered.text
+        # Now what is wrong is not looked for any more.
+        for fields in ({}, mistake):
+            refused = await asked(**fields)
+            code = refused.json()["error"]["code"]
+            assert (refused.status_code, code) == (429, "request_rate_exceeded")
+
+
+@pytest.mark.usefixtures("standing_minute")
 async def test_tokens_count_as_replies_say_and_refused_or_aborted_calls_give_theirs_back(tmp_path):
     async with running_service(tmp_path) as service, service.client() as client:
         limiter = service.app.state.services.limiter
@@ -135,7 +158,9 @@ async def test_tokens_count_as_replies_say_and_refused_or_aborted_calls_give_the
 
         async def remaining() -> int:
             await limiter.__aexit__(None, None, None)  # what is being given back is
-            admission = await limiter.admit(await service.registry.get_tenant("acme"), 1)
+            acme = await service.registry.get_tenant("acme")
+            admission = await limiter.admit(acme)
+            await limiter.reserve(admission, acme, 1)
             admission.cancel()
             await limiter.__aexit__(None, None, None)
             return int(admission.headers["x-ratelimit-remaining-tokens"]) + 1

@@ -16,7 +16,7 @@ from limits.aio.storage import MemoryStorage
 from adapter_store.registry.records import Quota, TenantInfo
 from loraplex.errors import ApiError
 from loraplex.limits.rate_counter import RateCounter
-from loraplex.limits.rate_limiter import RateLimiter, duration
+from loraplex.limits.rate_limiter import Admission, RateLimiter, duration
 from loraplex.limits.shared_rates import SharedRates, open_rates
 from loraplex.limits.window import MINUTE, Window
 from tests.support.redis_server import RedisServer
@@ -52,34 +52,41 @@ def tenant(requests: int | None = None, tokens: int | None = None, name: str = "
     return TenantInfo(name, 1.0, datetime.now(UTC), quota=quota)
 
 
+async def admit(limiter: RateLimiter, who: TenantInfo, num_tokens: int) -> Admission:
+    """As a call that is queued."""
+    admission = await limiter.admit(who)
+    await limiter.reserve(admission, who, num_tokens)
+    return admission
+
+
 async def refusal(limiter: RateLimiter, who: TenantInfo, num_tokens: int = 1) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await limiter.admit(who, num_tokens)
+        await admit(limiter, who, num_tokens)
     return caught.value
 
 
 async def test_no_more_than_the_limit_passes_and_the_rest_is_told_when_to_come(rates, clock):
     async with RateLimiter(rates) as limiter:
         outcomes = await asyncio.gather(
-            *(limiter.admit(tenant(requests=5), 1) for _ in range(20)), return_exceptions=True
+            *(admit(limiter, tenant(requests=5), 1) for _ in range(20)), return_exceptions=True
         )
         refused = [o for o in outcomes if isinstance(o, ApiError)]
         assert len(refused) == 15
         assert {(e.status, e.code) for e in refused} == {(429, "request_rate_exceeded")}
-        await limiter.admit(tenant(requests=5, name="zen"), 1)
+        await admit(limiter, tenant(requests=5, name="zen"), 1)
         # After the window ends, the fifth of it has to fade that makes room for one.
         wait = int(refused[0].headers["retry-after"])
         assert wait == MINUTE + MINUTE // 5
         clock.now += MINUTE - 1
         assert (await refusal(limiter, tenant(requests=5))).code == "request_rate_exceeded"
         clock.now += wait - (MINUTE - 1)
-        await limiter.admit(tenant(requests=5), 1)
+        await admit(limiter, tenant(requests=5), 1)
 
 
 async def test_tokens_are_reserved_and_what_was_not_used_is_given_back(rates):
     async with RateLimiter(rates) as limiter:
         who = tenant(requests=100, tokens=1000)
-        first = await limiter.admit(who, 600)
+        first = await admit(limiter, who, 600)
         assert first.headers["x-ratelimit-remaining-tokens"] == "400"
         refused = await refusal(limiter, who, 500)
         assert (refused.status, refused.code) == (429, "token_rate_exceeded")
@@ -88,13 +95,13 @@ async def test_tokens_are_reserved_and_what_was_not_used_is_given_back(rates):
         first.settle(0)
         first.cancel()
     async with RateLimiter(rates) as limiter:
-        second = await limiter.admit(who, 950)
+        second = await admit(limiter, who, 950)
         assert second.headers["x-ratelimit-remaining-tokens"] == "0"
         # The refused request was given back as well.
         assert second.headers["x-ratelimit-remaining-requests"] == "98"
         second.cancel()
     async with RateLimiter(rates) as limiter:
-        third = await limiter.admit(who, 1)
+        third = await admit(limiter, who, 1)
         assert third.headers["x-ratelimit-remaining-tokens"] == "949"
         assert third.headers["x-ratelimit-remaining-requests"] == "98"
 
@@ -103,14 +110,14 @@ async def test_tokens_are_reserved_and_what_was_not_used_is_given_back(rates):
 async def test_what_is_given_back_counts_no_more_and_nothing_else_is(rates, clock, later):
     async with RateLimiter(rates) as limiter:
         who = tenant(tokens=1000)
-        long = await limiter.admit(who, 800)
-        await limiter.admit(who, 100)
+        long = await admit(limiter, who, 800)
+        await admit(limiter, who, 100)
         clock.now = BEGIN + later
         long.settle(100)
     async with RateLimiter(rates) as limiter:
         left = MINUTE - max(0.0, later - MINUTE)
         used = math.floor(200 * left / MINUTE)
-        assert (await limiter.admit(who, 1000 - used)).headers[
+        assert (await admit(limiter, who, 1000 - used)).headers[
             "x-ratelimit-remaining-tokens"
         ] == "0"
 
@@ -118,9 +125,9 @@ async def test_what_is_given_back_counts_no_more_and_nothing_else_is(rates, cloc
 async def test_what_comes_back_after_its_window_has_gone_gives_nothing_extra(rates, clock):
     async with RateLimiter(rates) as limiter:
         who = tenant(tokens=1000)
-        long = await limiter.admit(who, 800)
+        long = await admit(limiter, who, 800)
         clock.now += 2 * MINUTE
-        await limiter.admit(who, 1000)
+        await admit(limiter, who, 1000)
         long.settle(0)
     async with RateLimiter(rates) as limiter:
         assert (await refusal(limiter, who)).code == "token_rate_exceeded"
@@ -133,13 +140,13 @@ async def test_a_request_that_no_minute_has_room_for_is_told_so(rates):
             400, "token_rate_too_small", "max_tokens",
         )  # fmt: skip
     async with RateLimiter(rates) as limiter:
-        await limiter.admit(tenant(requests=1, tokens=100), 100)
+        await admit(limiter, tenant(requests=1, tokens=100), 100)
 
 
 async def test_a_tenant_without_rates_has_no_headers_and_no_limit(rates):
     async with RateLimiter(rates) as limiter:
         for _ in range(50):
-            assert (await limiter.admit(tenant(), 10**9)).headers == {}
+            assert (await admit(limiter, tenant(), 10**9)).headers == {}
 
 
 async def test_what_generates_nothing_is_counted_apart_up_to_the_same_limit(rates, clock):
@@ -154,7 +161,7 @@ async def test_what_generates_nothing_is_counted_apart_up_to_the_same_limit(rate
         assert int(refused.value.headers["retry-after"]) == MINUTE + MINUTE // 2
         assert refused.value.headers["x-ratelimit-limit-requests"] == "2"
         for _ in "ab":  # no call's place is taken, and no other tenant's
-            await limiter.admit(who, 1)
+            await admit(limiter, who, 1)
         await limiter.admit_aside(tenant(requests=2, name="zen"))
         clock.now += MINUTE + MINUTE // 2
         await limiter.admit_aside(who)
@@ -167,7 +174,7 @@ async def test_processes_share_one_limit_over_redis_and_their_restarts(redis_ser
     for _ in range(2):  # as processes that start, serve and end
         async with opened(redis_server) as one, opened(redis_server) as other:
             outcomes = await asyncio.gather(
-                *(limiter.admit(who, 10) for limiter in (one, other) for _ in range(8)),
+                *(admit(limiter, who, 10) for limiter in (one, other) for _ in range(8)),
                 return_exceptions=True,
             )
             admitted = [o for o in outcomes if not isinstance(o, BaseException)]
@@ -177,27 +184,27 @@ async def test_processes_share_one_limit_over_redis_and_their_restarts(redis_ser
                 admission.settle(4)
     assert passed == 10
     async with opened(redis_server) as limiter:
-        admission = await limiter.admit(tenant(tokens=1000), 1)
+        admission = await admit(limiter, tenant(tokens=1000), 1)
         assert admission.headers["x-ratelimit-remaining-tokens"] == str(1000 - 10 * 4 - 1)
 
 
 async def test_without_redis_each_process_has_its_part_and_nobody_waits(redis_server: RedisServer):
     who = tenant(requests=9)
     async with opened(redis_server) as limiter:
-        kept = await limiter.admit(who, 1)
+        kept = await admit(limiter, who, 1)
         redis_server.stop()
         for _ in range(3):
-            await limiter.admit(who, 1)
+            await admit(limiter, who, 1)
         assert (await refusal(limiter, who)).code == "request_rate_exceeded"
         kept.cancel()
     redis_server.start()
     async with opened(redis_server) as limiter:
-        await limiter.admit(who, 1)
+        await admit(limiter, who, 1)
 
 
 async def test_a_redis_known_to_be_away_is_not_asked(redis_server: RedisServer):
     async with opened(redis_server, is_away=lambda: True) as limiter:
-        await limiter.admit(tenant(requests=9), 1)
+        await admit(limiter, tenant(requests=9), 1)
     assert redis_server.names() == []
 
 

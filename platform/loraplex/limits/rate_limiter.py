@@ -1,4 +1,4 @@
-"""Requests and tokens a minute: reserved before a call is queued, settled when it is over."""
+"""Requests and tokens a minute: taken before a call is queued, settled when it is over."""
 
 import asyncio
 import math
@@ -29,34 +29,41 @@ class RateLimiter:
     ) -> None:
         await asyncio.gather(*self._settling)
 
-    async def admit(self, tenant: TenantInfo, num_tokens: int) -> "Admission":
-        """Reserve one request and the most tokens that it can use, its prompt included.
-
-        Raises `ApiError`: 429 with `retry-after` where the minute's are used up, 400 where no
-        minute would have enough.
+    async def admit(self, tenant: TenantInfo) -> "Admission":
+        """Count one request, before any work is done for it. Raises `ApiError`: 429 with
+        `retry-after` where the minute's are used up.
         """
-        quota = tenant.quota
-        limits = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute}
-        amounts = {"requests": 1, "tokens": num_tokens}
         admission = Admission(self)
-        for kind, limit in limits.items():
-            if limit is None:
-                continue
-            amount = amounts[kind]
-            if amount > limit:
-                admission.cancel()
-                raise ApiError(
-                    400, "token_rate_too_small",
-                    f"this request may use {num_tokens} tokens, its prompt included; the tenant "
-                    f"has {limit} a minute: ask for fewer with max_tokens",
-                    param="max_tokens",
-                )  # fmt: skip
-            charge = await self._rates.take(f"{tenant.name}/{kind}", limit, amount)
-            admission.note(kind, limit, charge)
-            if not charge.is_granted:
-                admission.cancel()
-                raise _refusal(kind, limit, charge, admission.headers)
+        if (limit := tenant.quota.requests_per_minute) is not None:
+            await self._take(admission, tenant, "requests", limit, 1)
         return admission
+
+    async def reserve(self, admission: "Admission", tenant: TenantInfo, num_tokens: int) -> None:
+        """Reserve the most tokens that an admitted request can use, its prompt included.
+
+        Raises `ApiError`, and then the request counts no more: 429 with `retry-after` where the
+        minute's are used up, 400 where no minute would have enough.
+        """
+        if (limit := tenant.quota.tokens_per_minute) is None:
+            return
+        if num_tokens > limit:
+            admission.cancel()
+            raise ApiError(
+                400, "token_rate_too_small",
+                f"this request may use {num_tokens} tokens, its prompt included; the tenant "
+                f"has {limit} a minute: ask for fewer with max_tokens",
+                param="max_tokens",
+            )  # fmt: skip
+        await self._take(admission, tenant, "tokens", limit, num_tokens)
+
+    async def _take(
+        self, admission: "Admission", tenant: TenantInfo, kind: str, limit: int, amount: int
+    ) -> None:
+        charge = await self._rates.take(f"{tenant.name}/{kind}", limit, amount)
+        admission.note(kind, limit, charge)
+        if not charge.is_granted:
+            admission.cancel()
+            raise _refusal(kind, limit, charge, admission.headers)
 
     async def admit_aside(self, tenant: TenantInfo) -> dict[str, str]:
         """Count a call that generates nothing, apart: it takes no generation's place, and there may

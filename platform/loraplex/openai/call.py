@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from adapter_store.registry.records import TenantInfo, UsageRecord
 from engine.messages import EngineRequest
@@ -118,10 +119,30 @@ class Call:
         return ",".join(sorted({choice.finish_reason or "" for choice in self.generation.choices}))
 
 
+async def admit_call(services: Services, tenant: TenantInfo, target: Target) -> Admission:
+    """Count a call before its prompt is looked at, so that mistakes count as well.
+
+    Raises what `RateLimiter.admit` raises.
+    """
+    with _noting_refusals(services, tenant, target):
+        return await services.limiter.admit(tenant)
+
+
+@contextmanager
+def _noting_refusals(services: Services, tenant: TenantInfo, target: Target) -> Generator[None]:
+    try:
+        yield
+    except ApiError as refusal:
+        adapter = target.adapter.name if target.adapter else None
+        services.backends.engine.note_refusal(tenant.name, adapter, refusal.code)
+        raise
+
+
 async def open_call(
     services: Services,
     tenant: TenantInfo,
     target: Target,
+    admission: Admission,
     fields: GenerationFields,
     prompts: Sequence[list[int]],
     sampling: Sequence[SamplingParams],
@@ -130,7 +151,8 @@ async def open_call(
 ) -> Call:
     """Queue one engine request for each prompt.
 
-    Raises what `RateLimiter.admit` and `Generation.start` raise.
+    Raises what `RateLimiter.reserve` and `Generation.start` raise; the admission counts no more
+    then.
     """
     engine = services.backends.engine
     call_id = f"{id_prefix}-{uuid.uuid4().hex}"
@@ -157,13 +179,8 @@ async def open_call(
     generation = Generation(engine, requests, choices, grammar_field)
     # A prompt is computed once for all its choices.
     num_tokens = generation.num_prompt_tokens + sum(p.n * p.max_tokens for p in sampling)
-    try:
-        admission = await services.limiter.admit(tenant, num_tokens)
-    except ApiError as refusal:
-        engine.note_refusal(
-            tenant.name, target.adapter.name if target.adapter else None, refusal.code
-        )
-        raise
+    with _noting_refusals(services, tenant, target):
+        await services.limiter.reserve(admission, tenant, num_tokens)
     began = time.time()
     try:
         await generation.start()

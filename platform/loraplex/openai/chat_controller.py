@@ -9,7 +9,7 @@ from litestar.response.base import ASGIResponse
 
 from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
-from loraplex.openai.call import open_call
+from loraplex.openai.call import admit_call, open_call
 from loraplex.openai.chat_format import ChatFormat
 from loraplex.openai.constraints import chat_grammar, offered_tools
 from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
@@ -50,6 +50,7 @@ class ChatController(Controller):
             chat = await read_chat_request(request, limits)
             key = routing_key(chat, request.scope)
             target = await resolve_target(services, tenant, chat.model, key)
+            admission = await admit_call(services, tenant, target)
             info = services.backends.engine.info
             check_against_engine(chat, info, 1, limits.max_choices)
             tokenizer = services.backends.tokenizer
@@ -70,8 +71,9 @@ class ChatController(Controller):
                 grammar=grammar,
             )
             call = await open_call(
-                services, tenant, target, chat, [prompt], [sampling], "chatcmpl", deadline
-            )
+                services, tenant, target, admission, chat, [prompt], [sampling], "chatcmpl",
+                deadline,
+            )  # fmt: skip
         reply = ChatFormat(
             call,
             tokenizer,

@@ -9,7 +9,7 @@ from litestar.response.base import ASGIResponse
 
 from adapter_store.registry.records import TenantInfo
 from loraplex.auth import Caller, requires_inference_scope
-from loraplex.openai.call import open_call
+from loraplex.openai.call import admit_call, open_call
 from loraplex.openai.completion_format import CompletionFormat
 from loraplex.openai.constraints import reply_grammar
 from loraplex.openai.deadline import REQUEST_HEADERS, read_deadline
@@ -50,6 +50,7 @@ class CompletionsController(Controller):
             completion = await read_completion_request(request, limits)
             key = routing_key(completion, request.scope)
             target = await resolve_target(services, tenant, completion.model, key)
+            admission = await admit_call(services, tenant, target)
             info = services.backends.engine.info
             tokenizer = services.backends.tokenizer
             completion = with_defaults(completion, target, tokenizer)
@@ -69,8 +70,9 @@ class CompletionsController(Controller):
                 for prompt in prompts
             ]
             call = await open_call(
-                services, tenant, target, completion, prompts, sampling, "cmpl", deadline
-            )
+                services, tenant, target, admission, completion, prompts, sampling, "cmpl",
+                deadline,
+            )  # fmt: skip
         reply = CompletionFormat(
             call,
             tokenizer,
