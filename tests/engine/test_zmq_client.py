@@ -16,7 +16,14 @@ from engine.messages import (
     RequestOutput,
 )
 from engine.zmq_client import ZmqEngineClient
-from tests.support.engine_server import LONG, ServerThread, engine_process, run_dir, server_thread
+from tests.support.engine_server import (
+    LONG,
+    ServerThread,
+    StandingClock,
+    engine_process,
+    run_dir,
+    server_thread,
+)
 from tests.support.scripted_engine import (
     EOS,
     ScriptedRunner,
@@ -135,7 +142,8 @@ def test_it_works_under_uvloop() -> None:
 
 
 async def test_refusals_are_raised_before_the_stream() -> None:
-    with server_thread(ScriptedRunner(echo)) as server:
+    # Encoding what is too large may take longer than a client may be silent.
+    with server_thread(ScriptedRunner(echo), clock=StandingClock()) as server:
         async with client_of(server.socket_path) as client:
             with pytest.raises(RequestRefused) as refusal:
                 await client.generate(request(1, [5] * 5000))

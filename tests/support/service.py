@@ -49,6 +49,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.registry import create_schema
 from tests.support.registry import database_url as sqlite_url
 from tests.support.tiny_tokenizers import CHATML, write_byte_level_folder
+from tests.support.waiting import SECONDS
 
 ADMIN_KEY = "admin-key-of-at-least-32-characters"
 HIDDEN = 16
@@ -114,13 +115,13 @@ class TestService:
         """An HTTP client with a key by its name, or with none."""
         headers = {} if key is None else {"authorization": f"Bearer {self.keys[key]}"}
         return httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=20, verify=no_certificates()
+            base_url=self.url, headers=headers, timeout=SECONDS, verify=no_certificates()
         )
 
     def openai(self, key: str = "acme:inference", path: str = "/v1") -> openai.AsyncOpenAI:
         """The official client, strict about what it gets."""
         return openai.AsyncOpenAI(
-            base_url=self.url + path, api_key=self.keys[key], max_retries=0, timeout=20,
+            base_url=self.url + path, api_key=self.keys[key], max_retries=0, timeout=SECONDS,
             _strict_response_validation=True,
         )  # fmt: skip
 
@@ -140,9 +141,9 @@ class TestService:
 
     async def usage(self, tenant: str = "acme", num_rows: int = 1) -> list[UsageRecord]:
         """The newest usage rows, once there are so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             while True:
-                rows = await self.registry.list_usage(tenant)
+                rows = await self.registry.list_usage(tenant, 1000)
                 if len(rows) >= num_rows:
                     return rows
                 await asyncio.sleep(0.005)
