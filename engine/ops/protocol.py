@@ -134,8 +134,9 @@ class DecoderOps(Protocol):
         ...
 
     def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Draw token ids from the softmax of rows of logits [rows, size], which are all finite.
+        """Draw token ids from the softmax of rows of logits [rows, size], each with a finite one.
 
+        -inf is never drawn; no logit is NaN or inf.
         Uses an exponential race with the noise of `engine.sampling.noise`.
         """
         ...

@@ -81,11 +81,8 @@ class Sampler:
                 others.append(index)
             else:
                 draws += _draws_of(row, index, best)
-        if draws:
-            drawn: dict[int, list[int]] = {}
-            for draw, token_id in zip(draws, self._ops.draw(logits, draws), strict=True):
-                drawn.setdefault(draw.row, []).append(token_id)
-            results.update((index, _without_logprobs(ids)) for index, ids in drawn.items())
+        drawn = self._draw_from_all(logits, draws)
+        results.update((index, _without_logprobs(ids)) for index, ids in drawn.items())
         for chunk in self._chunks(others, logits.device.type):
             results.update(self._sample_chunk(logits, rows, chunk))
         return [results[index] for index in range(len(rows))]
@@ -123,34 +120,41 @@ class Sampler:
         if not torch.isfinite(scores.gather(1, best)).all():
             raise ValueError("no token is left to draw, or an adjustment overflowed")
 
-        token_ids = [ids * len(row.choices) for ids, row in zip(best.tolist(), rows, strict=True)]
-        random = [index for index, row in enumerate(rows) if not is_greedy(row.params)]
-        if random:
-            drawn = _draw(_select(scores, random), [rows[index] for index in random])
-            for index, ids in zip(random, drawn, strict=True):
-                token_ids[index] = ids
+        token_ids: dict[int, list[int]] = {}
+        draws: list[Draw] = []
+        narrow: list[int] = []
+        for index, (row, (best_id,)) in enumerate(zip(rows, best.tolist(), strict=True)):
+            if is_greedy(row.params):
+                token_ids[index] = [best_id] * len(row.choices)
+            elif has_nucleus(row.params, self._vocab_size):
+                narrow.append(index)
+            else:
+                draws += _draws_of(row, index, best_id)
+        token_ids.update(self._draw_from_all(scores, draws))
+        if narrow:
+            drawn = _draw_from_nucleus(_select(scores, narrow), [rows[index] for index in narrow])
+            token_ids.update(zip(narrow, drawn, strict=True))
 
-        results = [_without_logprobs(ids) for ids in token_ids]
+        results = [_without_logprobs(token_ids[index]) for index in range(len(rows))]
         if logprobs is not None:
             for row_logprobs, index in zip(logprobs, wanted, strict=True):
                 num_top = rows[index].params.logprobs or 0
                 results[index] = SampledRow(sampled_tokens(row_logprobs, token_ids[index], num_top))
         return results
 
+    def _draw_from_all(self, logits: Tensor, draws: Sequence[Draw]) -> dict[int, list[int]]:
+        drawn: dict[int, list[int]] = {}
+        if draws:
+            for draw, token_id in zip(draws, self._ops.draw(logits, draws), strict=True):
+                drawn.setdefault(draw.row, []).append(token_id)
+        return drawn
 
-def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> list[list[int]]:
-    """Draw a token for each choice of rows that are not greedy; `scores` [num_rows, vocab_size]."""
+
+def _draw_from_nucleus(scores: Tensor, rows: Sequence[SamplingRow]) -> list[list[int]]:
+    """Draw a token for each choice of rows with top-k or top-p; `scores` [num_rows, vocab_size]."""
     scores = scale_by_temperature(scores, _column(scores, [row.params.temperature for row in rows]))
     drawn: dict[int, list[int]] = {}
-    pending: list[int] = []
-    everything: list[int] = []
-    for index, row in enumerate(rows):
-        is_narrow = has_nucleus(row.params, scores.shape[1])
-        (pending if is_narrow else everything).append(index)
-    if everything:
-        token_ids = torch.arange(scores.shape[1], device=scores.device)
-        whole = Candidates(_select(scores, everything), token_ids.expand(len(everything), -1))
-        drawn.update(_race(whole, rows, everything))
+    pending = list(range(len(rows)))
     for table_size in (*_TABLE_SIZES, scores.shape[1]):
         if not pending:
             break

@@ -1,5 +1,6 @@
 """A decoder's operations: right, and the same bits at any place of any batch, on every path."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,21 @@ def test_paths_draw_alike_and_a_draw_does_not_depend_on_the_others(ops, dtype, s
     assert drawn == choose_ops("torch").draw(logits, draws)
     assert 3 not in drawn
     assert len(set(drawn)) > 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_masked_logit_is_never_drawn_and_changes_no_other_draw(ops, dtype):
+    logits = random(8, 1000, dtype=dtype)
+    masked = logits.clone()
+    masked[:, ::2] = -math.inf
+    best = masked.argmax(-1).tolist()
+    keys = [stream_key(seed, 0, 0) for seed in range(40)]
+    draws = [Draw(row, best[row], key, 1.5, 0.0) for row in range(8) for key in keys]
+    drawn = ops.draw(masked, draws)
+    assert all(token_id % 2 for token_id in drawn)
+    assert drawn == choose_ops("torch").draw(masked, draws)
+    far = torch.where(masked == -math.inf, -1e4, masked)
+    assert ops.draw(far, draws) == drawn
 
 
 def test_min_p_and_a_cold_temperature_leave_only_the_best(ops):

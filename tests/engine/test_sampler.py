@@ -168,6 +168,22 @@ def test_a_draw_depends_on_seed_choice_and_position_only():
     assert draw(choices=(0, 1, 2)) == [draw(choices=(choice,))[0] for choice in range(3)]
 
 
+@pytest.mark.parametrize("name", ops_names())
+def test_asking_for_logprobs_changes_no_token(name):
+    logits = random_logits(60, seed=7).to(torch.bfloat16)
+    sampler = Sampler(VOCAB, EOS, make_ops(name))
+
+    def tokens(**params) -> list[list[int]]:
+        rows = [
+            make_row(choices=(0, 1), seed=seed, temperature=0.5 + seed % 3, **params)
+            for seed in range(60)
+        ]
+        return ids(sampler.sample(logits, rows))
+
+    assert tokens() == tokens(logprobs=2)
+    assert tokens(min_p=0.1) == tokens(min_p=0.1, logprobs=0)
+
+
 def test_logprobs_are_those_of_the_raw_logits():
     logits = random_logits(2)
     expected = torch.log_softmax(logits.double(), -1)
