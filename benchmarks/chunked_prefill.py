@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from benchmarks.engine_lab import EngineLab, random_prompt
 from benchmarks.serving.figures import machine, markdown, percentile, write_json
 from benchmarks.serving.options import make_parser, model_dir
-from engine.build_runner import BuiltRunner, build_runner
 from engine.config import Policy
+from engine.runner.build_runner import BuiltRunner, build_runner
 from engine.scheduled_batch import ScheduledBatch, StepResult
 
 DECODING = 16

@@ -22,7 +22,7 @@ import torch
 
 from engine.ops import TorchOps
 from engine.ops.torch_ops import TorchLinear
-from engine.padding import padded_rows
+from engine.runner.padding import padded_rows
 from lora_kernels import CpuKernels, LoraBatch, LoraSlice, add_lora, choose_cpu_kernels
 
 DTYPE = torch.bfloat16

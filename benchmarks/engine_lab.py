@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
-from engine.adapter_source import AdapterEvent, AdapterReady
-from engine.build_runner import BuiltRunner
+from engine.adapters.source import AdapterEvent, AdapterReady
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest, RequestOutput
-from engine.runner import Runner
+from engine.runner.build_runner import BuiltRunner
+from engine.runner.protocol import Runner
 from engine.sampling_params import SamplingParams
 
 CLIENT = "bench"

@@ -16,7 +16,7 @@ from benchmarks.raw_streams import Call, Stream, chat, completion, connect, read
 from benchmarks.serving.figures import percentile
 from engine.messages import EngineMessage, EngineRequest, Generate, Hello, Outputs, Welcome
 from engine.sampling_params import SamplingParams
-from engine.wire import Codec
+from engine.transport.wire import Codec
 
 M = TypeVar("M", bound=EngineMessage)
 Times = dict[str, list[float]]

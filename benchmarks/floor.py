@@ -14,7 +14,7 @@ import torch
 
 from engine.models.decoder_config import DecoderConfig
 from engine.ops import TorchOps, choose_ops
-from engine.padding import padded_rows
+from engine.runner.padding import padded_rows
 
 BYTES = 2  # of a bfloat16
 HEAD = "head"

@@ -16,13 +16,13 @@ from benchmarks.gpu_model import (
     random_adapter,
     random_weights,
 )
-from engine.attention import AttentionShape
-from engine.batch_inputs import build_batch_inputs
-from engine.decode_ladder import DecodeLadder
 from engine.device.setup import DeviceSetup
 from engine.device.staging import InputStager
-from engine.kv_cache import KVShape
-from engine.padding import padded_rows
+from engine.runner.attention import AttentionShape
+from engine.runner.batch_inputs import build_batch_inputs
+from engine.runner.decode_ladder import DecodeLadder
+from engine.runner.kv_cache import KVShape
+from engine.runner.padding import padded_rows
 from engine.scheduled_batch import SamplingRow, ScheduledRow
 from lora_kernels.device_kernels import device_kernels, rank_rows, row_bytes
 

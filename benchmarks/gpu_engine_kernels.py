@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_cases import Rates
-from engine.attention import AttentionShape
-from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
+from engine.runner.attention import AttentionShape
+from engine.runner.kv_cache import KVShape
 from engine.sampling.filters import min_p_, scale_by_temperature, top_k_top_p
 from engine.sampling.noise import exponential_noise, stream_key
 from engine.scheduled_batch import SamplingRow

@@ -4,7 +4,8 @@
 
 One sequence decodes when a prompt of `--tokens` arrives, whose eight choices are penalised and
 report log-probabilities. A step has the service's budget, of which a token of a prefill costs one,
-or by its context (`engine/step_work.py`); the two take turns, and must draw the same tokens.
+or by its context (`engine/scheduling/step_work.py`); the two take turns, and must draw the same
+tokens.
 `--cpu-seconds` runs one thread and counts its own time: for machines that others use.
 """
 
@@ -18,9 +19,9 @@ import torch
 from benchmarks.engine_lab import CLIENT, EngineLab, random_prompt
 from benchmarks.serving.figures import machine, markdown, percentile, write_json
 from benchmarks.serving.options import make_parser, model_dir
-from engine.build_runner import BuiltRunner, build_runner
 from engine.messages import EngineRequest
 from engine.process import DEFAULT_MAX_NUM_BATCHED_TOKENS
+from engine.runner.build_runner import BuiltRunner, build_runner
 from engine.sampling_params import SamplingParams
 
 NEWCOMER = 1 << 20

@@ -39,7 +39,7 @@ class NoWeights(NamedTuple):
 
 
 class PacedRunner:
-    """`engine.runner.Runner` without tensors."""
+    """`engine.runner.protocol.Runner` without tensors."""
 
     def __init__(self, token_ids: list[int], step_seconds: float, is_whole: bool) -> None:
         self._drawn = [SampledRow((SampledToken(token_id),)) for token_id in token_ids]

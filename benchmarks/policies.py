@@ -4,9 +4,9 @@
 
 Prompts of 128 tokens, outputs lognormal (mean 128, sigma 0.8, cut to 8 to 1,024), all of them
 waiting from the start. `static` fills a batch, pads its prompts to the longest and computes every
-row until the last has finished, as `engine.static_policy` says; `continuous` has 32 seats and is
-timed from when they are full until nothing waits. The slot efficiency is output tokens divided by
-rows that sampled; the formula's is E[output] / E[longest of a batch].
+row until the last has finished; `continuous` has 32 seats and is timed from when they are full
+until nothing waits. The slot efficiency is output tokens divided by rows that sampled; the
+formula's is E[output] / E[longest of a batch].
 """
 
 import random
@@ -19,7 +19,7 @@ from statistics import NormalDist
 from benchmarks.engine_lab import EngineLab, num_new_tokens, random_prompt
 from benchmarks.serving.figures import machine, markdown, write_json
 from benchmarks.serving.options import make_parser, model_dir
-from engine.build_runner import BuiltRunner, build_runner
+from engine.runner.build_runner import BuiltRunner, build_runner
 from engine.scheduled_batch import ScheduledBatch, StepResult
 
 PROMPT_TOKENS = 128

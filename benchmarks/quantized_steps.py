@@ -26,8 +26,8 @@ from benchmarks.engine_lab import EngineLab, random_prompt, read_adapters
 from benchmarks.serving.figures import machine, markdown, write_json
 from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
-from engine.build_runner import BuiltRunner, build_runner
 from engine.quantization.choose import QUANTIZATIONS
+from engine.runner.build_runner import BuiltRunner, build_runner
 
 BASE = "bfloat16"
 CONTEXT = 48

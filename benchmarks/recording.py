@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Sequence
 
-from engine.adapter_source import AdapterEvent, AdapterReady
+from engine.adapters.source import AdapterEvent, AdapterReady
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest

@@ -16,7 +16,7 @@ from engine.config import SchedulerConfig
 from engine.messages import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledRow, SampledToken, ScheduledBatch, StepResult
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 
 NUM_SEATS, NUM_SLOTS, NUM_ADAPTERS, NUM_TENANTS = 256, 64, 1000, 200
 VOCAB_SIZE = 1000

@@ -26,10 +26,10 @@ from benchmarks.part_clock import PartClock, Target
 from benchmarks.serving.figures import machine, markdown, write_json
 from benchmarks.serving.options import make_parser, model_dir
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
-from engine.build_runner import BuiltRunner, build_runner
 from engine.core import EngineCore
 from engine.models.decoder_config import read_decoder_config
-from engine.scheduler import Scheduler
+from engine.runner.build_runner import BuiltRunner, build_runner
+from engine.scheduling.scheduler import Scheduler
 
 SEQUENCES = 32
 PROMPT_TOKENS = 192

@@ -11,7 +11,7 @@ import psutil
 import zmq
 
 from engine.telemetry.records import Cursor, GetTelemetry, RequestRecord, StepRecord, Telemetry
-from engine.wire import Codec
+from engine.transport.wire import Codec
 
 INTERVAL = 0.5
 ANSWER_MS = 10_000

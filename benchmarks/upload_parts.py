@@ -18,7 +18,7 @@ from adapter_store.blobs import LocalBlobStore
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
 from adapter_store.peft_format import inspect_adapter
 from benchmarks.serving.figures import markdown, percentile
-from engine.build_runner import build_runner
+from engine.runner.build_runner import build_runner
 
 T = TypeVar("T")
 PARTS = {

@@ -1,5 +1,6 @@
 """Continuous batching over one base model and many LoRA adapters.
 
-The scheduler side (scheduler, block manager, slots, fairness) is pure Python; the runner side
-holds every tensor. `engine.messages` and `engine.client` are the seam to the service.
+`scheduling`, `adapters` and `transport` decide and hold no tensor; `runner`, `models`, `ops`,
+`device` and `triton` compute. `core.py` is the step loop that joins both sides. `messages.py` and
+`client.py` are the seam to the service, `process.py` is what it starts.
 """

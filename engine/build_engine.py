@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from engine.build_runner import BuiltRunner, build_runner
 from engine.config import SchedulerConfig
 from engine.engine_args import EngineArgs
-from engine.overlapped_runner import OverlappedRunner
-from engine.runner import Launch
+from engine.runner.build_runner import BuiltRunner, build_runner
+from engine.runner.overlapped_runner import OverlappedRunner
+from engine.runner.protocol import Launch
 
 
 @dataclass(frozen=True, slots=True)

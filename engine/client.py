@@ -6,8 +6,8 @@ from typing import Protocol
 from engine.engine_info import EngineInfo
 from engine.engine_stats import EngineStats
 from engine.messages import AbortReason, CallUsage, EndCalls, EngineRequest
-from engine.request_stream import RequestStream
 from engine.telemetry.records import Cursor, Telemetry
+from engine.transport.request_stream import RequestStream
 
 FetchAdapter = Callable[[str], Awaitable[None]]
 """Puts the verified files of a digest into the shared cache folder, or raises."""

@@ -35,7 +35,7 @@ class SchedulerConfig:
     `max_num_batched_tokens`, as in a service."""
     attention_context: int | None = None
     """Context, in tokens, at which a token's attention takes as long as its linears. Chunks of
-    prompts that are long beside it are shorter, see `engine.step_work`; None: they are not."""
+    prompts that are long beside it are shorter (see `step_work.py`); None: they are not."""
     output_weight: float = 2.0
     """What an output token is charged, in prompt tokens."""
 

@@ -1,7 +1,7 @@
 """One step of the engine: joins scheduler, runner and adapters, without a process around them.
 
-Single-threaded and free of torch. `engine.server` calls it from the engine's own process,
-`engine.inline_client` from a test's event loop.
+Single-threaded and free of torch. `engine.transport.server` calls it from the engine's own process,
+`engine.transport.inline_client` from a test's event loop.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,14 +10,14 @@ from typing import Any
 
 import structlog
 
-from engine.adapter_source import AdapterEvent, AdapterReady, AdapterSource
+from engine.adapters.source import AdapterEvent, AdapterReady, AdapterSource
 from engine.config import SchedulerConfig
 from engine.engine_stats import EngineStats
 from engine.errors import AdapterUnavailable, RequestRefused
 from engine.messages import EndCalls, EngineRequest, RequestOutput
-from engine.runner import Launch, Runner, RunningStep, Transfer
+from engine.runner.protocol import Launch, Runner, RunningStep, Transfer
 from engine.scheduled_batch import ScheduledBatch, SlotLoad, StepResult
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.telemetry.journal import Journal
 from engine.telemetry.records import EndReason
 from engine.telemetry.step_split import split_step

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.wait_causes import WaitCause
+from engine.scheduling.wait_causes import WaitCause
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ EngineError
     └── ClientClosed     this side was closed: the service stops
 """
 
-from engine.backpressure import Congestion
+from engine.scheduling.backpressure import Congestion
 
 
 class EngineError(Exception):

@@ -8,12 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from engine.backpressure import Congestion
 from engine.engine_info import EngineInfo
 from engine.engine_stats import EngineStats
 from engine.errors import RequestRefused
 from engine.refusal_notes import NoteRefusals
 from engine.sampling_params import SamplingParams
+from engine.scheduling.backpressure import Congestion
 from engine.telemetry.records import GetTelemetry, Telemetry
 
 # `gc=False` on structs that exist for every token: they cannot be part of a reference cycle, so the
@@ -70,7 +70,7 @@ class RequestTiming(msgspec.Struct, frozen=True, gc=False):
     """Where a request's time went, in seconds; the values of `queue` sum to its queue time."""
 
     queue: dict[str, float]
-    """By cause of waiting (`engine.wait_causes.WaitCause`)."""
+    """By cause of waiting (`engine.scheduling.wait_causes.WaitCause`)."""
     prefill: float
     """First admission to first token."""
     decode: float

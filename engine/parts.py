@@ -7,17 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.adapter_host import AdapterHost
+from engine.adapters.fetch_desk import FetchDesk
+from engine.adapters.host import AdapterHost
+from engine.adapters.host_memory import HostWeights
+from engine.adapters.residency import Residency
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.engine_info import EngineInfo
 from engine.engine_stats import EngineStats
-from engine.fetch_desk import FetchDesk
-from engine.host_memory import HostWeights
-from engine.residency import Residency
-from engine.runner import Launch, Runner
+from engine.runner.protocol import Launch, Runner
 from engine.telemetry.journal import Journal, JournalConfig
-from engine.wake_up import WakeUp
+from engine.transport.wake_up import WakeUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

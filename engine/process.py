@@ -29,12 +29,12 @@ from engine.hang_watch import end_when_hung
 from engine.logs import configure_logs
 from engine.parent import die_with_parent
 from engine.parts import AdapterLimits, EngineParts
-from engine.server import EngineServer
 from engine.telemetry.journal import JournalConfig
 from engine.telemetry.records import Objective
+from engine.transport.server import EngineServer
 
 if TYPE_CHECKING:  # it imports torch, see `build_parts`
-    from engine.build_runner import BuiltRunner
+    from engine.runner.build_runner import BuiltRunner
 
 DEFAULT_MAX_NUM_SEQS: Mapping[str, int] = {"cpu": 32, "cuda": 256}
 DEFAULT_MAX_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 224, "cuda": 2048}

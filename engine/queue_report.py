@@ -6,12 +6,12 @@ A queue belongs to a digest. If versions with the same files share it, each gets
 from collections import Counter
 from collections.abc import Iterator
 
-from engine.adapter_queue import AdapterQueue
 from engine.engine_stats import QueueStats, TenantLoad
-from engine.lifecycle import Lifecycle
-from engine.sequence import Sequence
-from engine.tenant import is_idle_queue
-from engine.wait_causes import seconds_by_cause
+from engine.scheduling.adapter_queue import AdapterQueue
+from engine.scheduling.lifecycle import Lifecycle
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.tenant import is_idle_queue
+from engine.scheduling.wait_causes import seconds_by_cause
 
 
 def queue_stats(lifecycle: Lifecycle, count: int) -> list[QueueStats]:

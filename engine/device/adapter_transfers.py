@@ -14,7 +14,7 @@ from engine.device.device import Device, Mark
 
 
 class SlotTransfer:
-    """An `engine.runner.Transfer`."""
+    """An `engine.runner.protocol.Transfer`."""
 
     def __init__(self, queued: "Future[Mark]") -> None:
         self._queued = queued

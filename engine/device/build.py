@@ -1,4 +1,4 @@
-"""From a model folder to a runner on a device; `engine.build_runner` is the CPU's."""
+"""From a model folder to a runner on a device; `engine.runner.build_runner` is the CPU's."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -7,8 +7,6 @@ from pathlib import Path
 import structlog
 import torch
 
-from engine.build_runner import BuiltRunner, SamplerFactory, read_base
-from engine.decode_ladder import ladder_sizes
 from engine.device.device import Device
 from engine.device.memory_plan import describe, plan_memory
 from engine.device.model_steps import ModelSteps, StepLimits
@@ -18,6 +16,8 @@ from engine.grammar.grammars import Grammars
 from engine.models.decoder_config import DecoderConfig, read_decoder_config
 from engine.models.load_decoder import load_decoder
 from engine.quantization.choose import choose_scheme
+from engine.runner.build_runner import BuiltRunner, SamplerFactory, read_base
+from engine.runner.decode_ladder import ladder_sizes
 from engine.sampling.launched import WaitingSampler
 from lora_kernels.device_table import MAX_RANK
 
@@ -41,7 +41,7 @@ def build_device_runner(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
 ) -> BuiltRunner:
-    """Load a model onto a device and build its runner; see `engine.build_runner.build_runner`.
+    """Load a model onto a device and build its runner; see `engine.runner.build_runner`.
 
     A step at the token budget is run to measure its memory, which `plan_memory` then divides; its
     arithmetic is logged. Before this returns, kernels are compiled and the graphs of decode steps

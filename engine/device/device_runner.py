@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.adapter_weights import AdapterWeights
-from engine.attention import AttentionBackend
-from engine.batch_inputs import build_batch_inputs
-from engine.decode_ladder import DecodeLadder
 from engine.device.adapter_transfers import AdapterTransfers, SlotTransfer
 from engine.device.device import Device
 from engine.device.staging import InputStager
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.models.own_weights import OwnWeights
+from engine.runner.adapter_weights import AdapterWeights
+from engine.runner.attention import AttentionBackend
+from engine.runner.batch_inputs import build_batch_inputs
+from engine.runner.decode_ladder import DecodeLadder
+from engine.runner.kv_cache import KVCache
 from engine.sampling.launched import LaunchedDraw, LaunchingSampler
 from engine.scheduled_batch import (
     SampledRow,
@@ -37,7 +37,7 @@ from lora_kernels import ColumnAffine, EmbeddingLora
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """An `engine.runner.RunningStep`."""
+    """An `engine.runner.protocol.RunningStep`."""
 
     num_rows: int
     rows: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class DeviceStep:
 
 
 class DeviceRunner:
-    """The engine's runner on a device: an `engine.runner.OverlappingRunner`."""
+    """The engine's runner on a device: an `engine.runner.protocol.OverlappingRunner`."""
 
     def __init__(
         self,

@@ -6,19 +6,19 @@ from typing import NamedTuple
 import structlog
 import torch
 
-from engine.attention import StaticAttention
-from engine.decode_buffers import decode_buffer_bytes
-from engine.decode_ladder import DecodeLadder
 from engine.device.device_runner import DeviceRunner
 from engine.device.memory_plan import MemoryNeeds
 from engine.device.profile import measure_step, profile_rows
 from engine.device.setup import DeviceSetup
 from engine.device.staging import InputStager
 from engine.device.warm_up import warm_up
-from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Decoder
 from engine.models.decoder_config import DecoderConfig
-from engine.padding import padded_rows
+from engine.runner.attention import StaticAttention
+from engine.runner.decode_buffers import decode_buffer_bytes
+from engine.runner.decode_ladder import DecodeLadder
+from engine.runner.kv_cache import KVCache, KVShape
+from engine.runner.padding import padded_rows
 from engine.sampling.launched import LaunchingSampler
 from lora_kernels.device_kernels import row_bytes
 

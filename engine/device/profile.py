@@ -5,12 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend
-from engine.batch_inputs import build_batch_inputs
 from engine.device.device import Device
 from engine.device.staging import InputStager
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.runner.attention import AttentionBackend
+from engine.runner.batch_inputs import build_batch_inputs
+from engine.runner.kv_cache import KVCache
 from engine.sampling.launched import LaunchingSampler
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow, ScheduledRow

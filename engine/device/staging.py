@@ -5,8 +5,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from engine.batch_inputs import BatchInputs
 from engine.device.device import Device
+from engine.runner.batch_inputs import BatchInputs
 from lora_kernels import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine.attention import AttentionBackend
 from engine.device.profile import run_step, trial_row
 from engine.device.staging import InputStager
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.runner.attention import AttentionBackend
+from engine.runner.kv_cache import KVCache
 from engine.sampling.launched import LaunchingSampler
 from lora_kernels import LoraSlice
 from lora_kernels.device_kernels import Pin, PinnedWeights

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend
-from engine.batch_inputs import BatchInputs
-from engine.kv_cache import KVCache
 from engine.models.decoder_config import DecoderConfig
 from engine.models.own_weights import FINAL_NORM, NormPlace, OwnRows, OwnWeightsTable
 from engine.models.projection import Projection
@@ -29,7 +26,10 @@ from engine.ops import (
     RotationOp,
     StoringRotation,
 )
-from engine.padding import padded_rows
+from engine.runner.attention import AttentionBackend
+from engine.runner.batch_inputs import BatchInputs
+from engine.runner.kv_cache import KVCache
+from engine.runner.padding import padded_rows
 from lora_kernels import EmbeddingTable, LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 

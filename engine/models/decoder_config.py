@@ -10,11 +10,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.attention import AttentionShape
 from engine.errors import ConfigError
-from engine.kv_cache import KVShape
 from engine.models.families import FAMILIES, BiasRule, Family
 from engine.models.projections import LayerProjections
+from engine.runner.attention import AttentionShape
+from engine.runner.kv_cache import KVShape
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Types whose frequencies depend only on the position and on the longest sequence served. Those of

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.ops import DecoderOps
-from engine.padding import ROW_TILE, padded_rows
+from engine.runner.padding import ROW_TILE, padded_rows
 from lora_kernels import LoraBatch
 from lora_kernels.device_batch import DeviceLoraBatch
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.tensor_file import TensorFile
+from engine.runner.tensor_file import TensorFile
 
 if TYPE_CHECKING:  # GPU benchmarks run where adapter_store is not installed
     from adapter_store.base_model import BaseModel

@@ -6,10 +6,10 @@ native/attention.h explains why a row's bits do not depend on the batch.
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionShape
-from engine.batch_inputs import BatchInputs
-from engine.kv_cache import KVCache, KVShape
 from engine.ops.native_library import NativeLibrary
+from engine.runner.attention import AttentionShape
+from engine.runner.batch_inputs import BatchInputs
+from engine.runner.kv_cache import KVCache, KVShape
 
 BLOCK_SIZE = 16
 MAX_HEAD_DIM = 256

@@ -7,8 +7,6 @@ import structlog
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend, AttentionShape
-from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops import native_attention, native_linear
 from engine.ops.native_attention import NativeAttention, NativeKVCache
@@ -16,6 +14,8 @@ from engine.ops.native_library import NativeLibrary
 from engine.ops.native_linear import NativeLinear
 from engine.ops.protocol import Draw, LinearOp
 from engine.ops.torch_ops import TorchOps, lowest_score
+from engine.runner.attention import AttentionBackend, AttentionShape
+from engine.runner.kv_cache import KVCache, KVShape
 
 
 class NativeOps:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionBackend, AttentionShape
-from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
+from engine.runner.attention import AttentionBackend, AttentionShape
+from engine.runner.kv_cache import KVCache, KVShape
 
 
 class Draw(NamedTuple):

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention import AttentionShape
-from engine.cpu_attention import CpuAttention
-from engine.kv_cache import KVCache, KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import Draw
-from engine.padding import ROW_TILE
+from engine.runner.attention import AttentionShape
+from engine.runner.cpu_attention import CpuAttention
+from engine.runner.kv_cache import KVCache, KVShape
+from engine.runner.padding import ROW_TILE
 from engine.sampling.noise import exponential_noise
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.ops.protocol import LinearOp
-from engine.padding import padded_rows
+from engine.runner.padding import padded_rows
 
 
 class Scheme(Protocol):

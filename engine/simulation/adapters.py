@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
+from engine.adapters.source import AdapterEvent, AdapterFailed, AdapterReady
 
 
 class SimulatedAdapters:

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from engine.adapter_queue import AdapterQueue
 from engine.config import SchedulerConfig
-from engine.policies import make_policy
-from engine.request import Request
 from engine.scheduled_batch import SampledRow, SampledToken, StepResult
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.scheduling.adapter_queue import AdapterQueue
+from engine.scheduling.policies import make_policy
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import StepPlan
 from engine.simulation.record import SimulatedRequest
 from engine.simulation.rivals import Order, rival_lifecycle
 from engine.simulation.runner import FILLER_TOKEN_ID
 from engine.simulation.step_load import StepLoad
-from engine.step_plan import StepPlan
 
 FILLER = SampledToken(FILLER_TOKEN_ID)
 

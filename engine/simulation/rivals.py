@@ -10,13 +10,13 @@ import math
 from collections.abc import Set
 from typing import Literal
 
-from engine.adapter_queue import AdapterQueue
-from engine.adapter_slots import Adapter
 from engine.config import SchedulerConfig
-from engine.lifecycle import Lifecycle
-from engine.slot_gate import SlotGate
-from engine.slot_victims import SlotVictims
-from engine.step_clock import StepClock
+from engine.scheduling.adapter_queue import AdapterQueue
+from engine.scheduling.adapter_slots import Adapter
+from engine.scheduling.lifecycle import Lifecycle
+from engine.scheduling.slot_gate import SlotGate
+from engine.scheduling.slot_victims import SlotVictims
+from engine.scheduling.step_clock import StepClock
 
 Order = Literal["fair", "fcfs", "resident_first"]
 ORDERS: tuple[Order, ...] = ("fair", "fcfs", "resident_first")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.messages import EngineRequest
-from engine.request import Request
-from engine.step_report import Composition, EngineLoad
+from engine.scheduling.request import Request
+from engine.scheduling.step_report import Composition, EngineLoad
 from engine.telemetry.adapter_table import AdapterTable
 from engine.telemetry.adapter_totals import add_request
 from engine.telemetry.labels import name_of

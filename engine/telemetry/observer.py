@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.telemetry.records import SlotEventKind
 
 if TYPE_CHECKING:
-    from engine.request import Request
+    from engine.scheduling.request import Request
 
 
 class Observer(Protocol):

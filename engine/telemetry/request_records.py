@@ -1,9 +1,9 @@
 """Makes the record of a request from the scheduler's state of it."""
 
-from engine.request import Request
+from engine.scheduling.request import Request
+from engine.scheduling.wait_causes import seconds_by_cause
 from engine.telemetry.labels import name_of, version_of
 from engine.telemetry.records import RequestRecord, RequestState
-from engine.wait_causes import seconds_by_cause
 
 
 def record_of(request: Request, now: int, offset: float) -> RequestRecord:

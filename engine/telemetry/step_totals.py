@@ -1,6 +1,6 @@
 """Sums over all steps, and the shares of a step as its record has them."""
 
-from engine.step_report import Composition
+from engine.scheduling.step_report import Composition
 from engine.telemetry.buckets import (
     STEP_ADAPTERS,
     STEP_ROWS,

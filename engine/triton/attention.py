@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionShape
-from engine.batch_inputs import NO_BLOCK, BatchInputs, IntArray
 from engine.errors import ConfigError
-from engine.kv_cache import KVCache
+from engine.runner.attention import AttentionShape
+from engine.runner.batch_inputs import NO_BLOCK, BatchInputs, IntArray
+from engine.runner.kv_cache import KVCache
 from engine.triton.attention_kernel import combine_splits_kernel, paged_attention_kernel
 from engine.triton.kv_cache import TritonKVCache
 from engine.triton.query_tiles import TILE_FIELDS, TileMap, chunk_tiles, decode_tiles
@@ -51,7 +51,7 @@ class AttentionPlan:
 
 
 class StaticAttentionPlan:
-    """A plan for decode steps of a fixed number of rows: an `engine.attention.StaticPlan`."""
+    """A plan for decode steps of a fixed number of rows: a `StaticPlan`."""
 
     def __init__(self, plan: AttentionPlan, block_size: int) -> None:
         self.plan = plan
@@ -59,7 +59,7 @@ class StaticAttentionPlan:
         self._block_size = block_size
 
     def update(self, inputs: BatchInputs) -> None:
-        """See `engine.attention.StaticPlan`; raises ValueError for rows that do not fit.
+        """See `engine.runner.attention.StaticPlan`; raises ValueError for rows that do not fit.
 
         A row at position -1 (`starts`) is padding that reads no block, and gets zeros.
         """
@@ -156,7 +156,7 @@ class TritonAttention:
     def make_static_plan(
         self, num_rows: int, max_blocks: int, kv_cache: KVCache
     ) -> StaticAttentionPlan:
-        """See `engine.attention.StaticAttention`."""
+        """See `engine.runner.attention.StaticAttention`."""
         rows = np.arange(num_rows)
         tables = np.full((num_rows, max_blocks), NO_BLOCK, np.int64)
         nothing = decode_tiles(rows, rows, np.full_like(rows, -1))
@@ -164,7 +164,7 @@ class TritonAttention:
         return StaticAttentionPlan(plan, kv_cache.block_size)
 
     def static_plan_bytes(self, num_rows: int, max_blocks: int) -> int:
-        """See `engine.attention.StaticAttention`."""
+        """See `engine.runner.attention.StaticAttention`."""
         values = num_rows * (TILE_FIELDS + max_blocks)
         num_splits = self._num_splits("decode", num_rows)
         if num_splits > 1:

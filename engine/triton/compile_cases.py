@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention import AttentionShape
-from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import HeadNorms
+from engine.runner.attention import AttentionShape
+from engine.runner.kv_cache import KVShape
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SamplingRow
 from engine.triton.attention import TritonAttention

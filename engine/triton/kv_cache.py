@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache, KVShape
+from engine.runner.kv_cache import KVCache, KVShape
 
 FP8 = torch.float8_e4m3fn
 

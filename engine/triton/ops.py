@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.attention import AttentionShape
-from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops.protocol import Draw
 from engine.ops.torch_ops import TorchLinear, TorchOps
+from engine.runner.attention import AttentionShape
+from engine.runner.kv_cache import KVShape
 from engine.triton.attention import TritonAttention
 from engine.triton.kv_cache import TritonKVCache
 from engine.triton.rotary import TritonRotation

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch_inputs import IntArray
+from engine.runner.batch_inputs import IntArray
 
 TileMap = npt.NDArray[np.int32]
 """[tiles, 4]: row, first token, tokens, position of the first."""

@@ -33,9 +33,9 @@ from adapter_store.references.sources import AdapterSources
 from adapter_store.registry.registry import Registry
 from adapter_store.registry.session import Database
 from engine.parent import die_with_parent
-from engine.silence import dead_after, doubt_after
 from engine.text.tokenizer import Tokenizer
-from engine.zmq_client import ZmqEngineClient
+from engine.transport.silence import dead_after, doubt_after
+from engine.transport.zmq_client import ZmqEngineClient
 from loraplex.adapter_cache import fetch_from
 from loraplex.app import create_app
 from loraplex.drain import answering_when_cut

@@ -17,11 +17,11 @@ from torch import Tensor
 from adapter_store.base_model import EMBEDDING, read_base_model
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE
 from adapter_store.peft_format import inspect_adapter
-from engine.adapter_weights import AdapterWeights
-from engine.build_runner import BuiltRunner, build_runner
-from engine.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
 from engine.models.decoder_config import read_decoder_config
 from engine.models.projections import ProjectionKey, iter_projections, module_path
+from engine.runner.adapter_weights import AdapterWeights
+from engine.runner.build_runner import BuiltRunner, build_runner
+from engine.runner.greedy_runs import GreedyRun, RecordingSampler, blocks_for, greedy_runs
 from lora_kernels import ColumnAffine, EmbeddingLora, EmbeddingTable, LoraBatch, LoraSlice
 from lora_kernels.device_kernels import Weights
 

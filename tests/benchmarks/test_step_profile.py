@@ -22,8 +22,8 @@ from benchmarks.floor import (
 )
 from benchmarks.part_clock import PartClock, Target
 from benchmarks.serving.random_adapters import adapter_names, write_adapters
-from engine.build_runner import BuiltRunner, build_runner
 from engine.models.decoder_config import read_decoder_config
+from engine.runner.build_runner import BuiltRunner, build_runner
 from tests.support.tiny_models import make_tiny_model
 
 SMOLLM2_135M = ModelShapes(

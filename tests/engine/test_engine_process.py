@@ -21,7 +21,7 @@ from engine.engine_args import EngineArgs, parse_engine_args
 from engine.errors import AdapterUnavailable, ConfigError, EngineUnavailable
 from engine.hang_watch import HUNG_EXIT_CODE
 from engine.parent import ORPHANED_EXIT_CODE
-from engine.zmq_client import ZmqEngineClient
+from engine.transport.zmq_client import ZmqEngineClient
 from tests.support.engine_server import ROOT, EngineProcess, engine_process, run_dir
 from tests.support.scripted_engine import request
 from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_adapter, make_tiny_model

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.messages import ChoiceDelta, RequestOutput
-from engine.request_stream import merge_outputs
+from engine.transport.request_stream import merge_outputs
 from tests.support.memory_engine import MemoryEngine, request
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from engine.engine_args import EngineArgs, parse_engine_args
 from engine.errors import ConfigError
-from engine.inline_client import InlineEngineClient
 from engine.messages import EngineRequest
 from engine.process import build_parts
 from engine.sampling_params import SamplingParams
+from engine.transport.inline_client import InlineEngineClient
 from tests.support.model_lab import digest_of, prompt_of
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engine.build_runner import BuiltRunner
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.device.build import build_device_runner
 from engine.device.device_runner import DeviceRunner
 from engine.device.setup import interpreter_setup
 from engine.messages import EngineRequest, TokenLogprob
+from engine.runner.build_runner import BuiltRunner
 from engine.sampling_params import SamplingParams
 from engine.triton.kv_cache import TritonKVCache
 from tests.support.loaded_adapters import LoadedAdapters

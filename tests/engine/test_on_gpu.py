@@ -11,9 +11,9 @@ import pytest
 import torch
 from triton import knobs
 
-from engine.decode_ladder import ladder_sizes
 from engine.device.cuda_device import CudaDevice
 from engine.device.setup import cuda_setup
+from engine.runner.decode_ladder import ladder_sizes
 from lora_kernels.kernel_call import is_interpreted
 from tests.support.device_lab import (
     DeviceLab,

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from engine.messages import RequestOutput
-from engine.request_stream import RequestStream
+from engine.transport.request_stream import RequestStream
 from tests.support.scripted_engine import ScriptedEngine, digest_of, request, scripted_engine
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import pytest
 
 from engine.errors import EngineUnavailable
 from engine.messages import Alive
-from engine.request_stream import RequestStream
-from engine.zmq_client import ZmqEngineClient
+from engine.transport.request_stream import RequestStream
+from engine.transport.zmq_client import ZmqEngineClient
 from loraplex.supervisor.child import Child
 from tests.support.engine_server import RawClient, run_dir
 from tests.support.scripted_engine import digest_of, put_fake_adapter, request

@@ -31,6 +31,13 @@ ENGINE_MAY_USE = {
     "adapter_store.safetensors_header",
 }
 
+# Packages of the engine that decide, and those that compute.
+WITHOUT_TENSORS = ("adapters", "scheduling", "simulation", "telemetry", "text", "transport")
+WITH_TENSORS = (
+    "engine.device", "engine.models", "engine.ops", "engine.quantization", "engine.runner.",
+    "engine.triton",
+)  # fmt: skip
+
 
 def imported_modules(path: Path) -> set[str]:
     names: set[str] = set()
@@ -63,6 +70,17 @@ def test_imports_point_in_one_direction():
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
             if package == "engine" and top == "adapter_store" and module not in ENGINE_MAY_USE:
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert wrong == []
+
+
+def test_the_engine_decides_without_tensors():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for package in WITHOUT_TENSORS
+        for path in sorted((ROOT / "engine" / package).rglob("*.py"))
+        for module in imported_modules(path)
+        if module.split(".")[0] == "torch" or module.startswith(WITH_TENSORS)
+    ]
     assert wrong == []
 
 

@@ -13,7 +13,7 @@ import promql_parser
 import pytest
 import yaml
 
-from engine.wait_causes import CAUSES
+from engine.scheduling.wait_causes import CAUSES
 from loraplex.metrics.names import all_metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from adapter_store.blobs import LocalBlobStore
-from engine.backpressure import Congestion
 from engine.config import SchedulerConfig
 from engine.errors import EngineUnavailable, RequestRefused
-from engine.inline_client import InlineEngineClient
+from engine.scheduling.backpressure import Congestion
+from engine.transport.inline_client import InlineEngineClient
 from loraplex.adapter_cache import fetch_from
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted_engine import ScriptedRunner, endless, scripted_parts

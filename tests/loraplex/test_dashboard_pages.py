@@ -9,7 +9,7 @@ import pytest
 from litestar import Litestar
 from litestar.testing import TestClient
 
-from engine.wait_causes import WaitCause
+from engine.scheduling.wait_causes import WaitCause
 from loraplex.dashboard.pages import STATIC_DIR, dashboard_pages
 from loraplex.front_door import front_door
 from loraplex.reports.chart import chart

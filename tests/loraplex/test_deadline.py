@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from engine.config import SchedulerConfig
-from engine.inline_client import InlineEngineClient
 from engine.parts import EngineParts
 from engine.scheduled_batch import ScheduledBatch
+from engine.transport.inline_client import InlineEngineClient
 from tests.support.fake_engine import FakeEngine
 from tests.support.scripted_engine import (
     ScriptedRunner,

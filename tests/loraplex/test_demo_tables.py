@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from engine.wait_causes import WaitCause
+from engine.scheduling.wait_causes import WaitCause
 from loraplex.demo.ask import Answer, Asker
 from loraplex.demo.board import Board, Column
 from loraplex.demo.queueing import CAUSE_WORDS, Wait

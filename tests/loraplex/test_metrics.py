@@ -14,8 +14,8 @@ from prometheus_client.samples import Sample
 
 from engine.config import SchedulerConfig
 from engine.messages import EngineRequest
-from engine.request import Request, RequestKey
 from engine.sampling_params import SamplingParams
+from engine.scheduling.request import Request, RequestKey
 from engine.telemetry.journal import Journal, JournalConfig
 from engine.telemetry.records import RequestRecord
 from loraplex.metrics import names

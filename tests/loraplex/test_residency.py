@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from adapter_store.blobs import LocalBlobStore
 from adapter_store.errors import RegistryUnavailable
 from engine.config import SchedulerConfig
-from engine.inline_client import InlineEngineClient
+from engine.transport.inline_client import InlineEngineClient
 from loraplex.adapter_cache import fetch_from
 from loraplex.adapters.residency import ResidencyKeeper, limits_of
 from loraplex.cli import main

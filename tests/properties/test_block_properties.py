@@ -19,8 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.block_manager import BlockManager
-from engine.prefix_hash import cache_seed, extend_hashes
+from engine.scheduling.block_manager import BlockManager
+from engine.scheduling.prefix_hash import cache_seed, extend_hashes
 
 SETTINGS = settings(
     max_examples=100,

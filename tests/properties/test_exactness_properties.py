@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.adapter_weights import AdapterWeights
-from engine.build_runner import BuiltRunner, build_runner
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest
+from engine.runner.adapter_weights import AdapterWeights
+from engine.runner.build_runner import BuiltRunner, build_runner
 from engine.sampling_params import SamplingParams
 from tests.support.memory_engine import FakeClock, FakeSource
 from tests.support.model_lab import digest_of

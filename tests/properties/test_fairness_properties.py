@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config import SchedulerConfig
-from engine.fairness_bounds import claim_service, counter_gap, step_service
+from engine.scheduling.fairness_bounds import claim_service, counter_gap, step_service
 from engine.simulation.driver import Simulation
 from tests.support.memory_engine import request
 

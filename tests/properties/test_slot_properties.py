@@ -18,13 +18,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.adapter_slots import SlotState
-from engine.admission import Admission
 from engine.config import SchedulerConfig
-from engine.lifecycle import Lifecycle
-from engine.request import Request, RequestKey
-from engine.sequence import SequenceState
-from engine.step_clock import StepClock
+from engine.scheduling.adapter_slots import SlotState
+from engine.scheduling.admission import Admission
+from engine.scheduling.lifecycle import Lifecycle
+from engine.scheduling.request import Request, RequestKey
+from engine.scheduling.sequence import SequenceState
+from engine.scheduling.step_clock import StepClock
 from tests.support.memory_engine import FakeClock, request
 
 SETTINGS = settings(

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.adapter_host import AdapterHost
-from engine.adapter_source import AdapterEvent
+from engine.adapters.host import AdapterHost
+from engine.adapters.source import AdapterEvent
 from tests.support.scripted_engine import FakeWeights, load_fake_adapter, put_fake_adapter
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import torch
 
-from engine.build_runner import BuiltRunner
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.device.build import build_device_runner
 from engine.device.device_runner import DeviceRunner
 from engine.device.setup import DeviceSetup
 from engine.messages import EngineRequest
+from engine.runner.build_runner import BuiltRunner
 from engine.sampling_params import SamplingParams
 from tests.support.hand_driver import GreedySampler, HandDriver, HandSequence
 from tests.support.loaded_adapters import LoadedAdapters

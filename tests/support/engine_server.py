@@ -38,8 +38,8 @@ from engine.parent import die_with_parent
 from engine.parts import EngineParts
 from engine.process import serve
 from engine.scheduled_batch import ScheduledBatch
-from engine.server import EngineServer
-from engine.wire import Codec
+from engine.transport.server import EngineServer
+from engine.transport.wire import Codec
 from tests.support.scripted_engine import (
     FakeWeights,
     ScriptedRunner,

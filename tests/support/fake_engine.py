@@ -17,9 +17,9 @@ from engine.messages import (
     RequestTiming,
     TokenLogprob,
 )
-from engine.request_stream import RequestStream
 from engine.telemetry.journal import Journal
 from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
+from engine.transport.request_stream import RequestStream
 
 EOS = 2
 VOCAB_SIZE = 400

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from engine.config import SchedulerConfig
 from engine.grammar.grammars import Grammars
-from engine.inline_client import InlineEngineClient
-from engine.runner import Runner
+from engine.runner.protocol import Runner
 from engine.sampling.sampler import Sampler
+from engine.transport.inline_client import InlineEngineClient
 from tests.support.random_runner import RandomRunner
 from tests.support.scripted_engine import EOS, VOCAB_SIZE, ScriptedRunner, scripted_parts
 from tests.support.service import TestService, running_service

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.model_runner import ModelRunner
+from engine.runner.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine.adapter_source import AdapterEvent, AdapterReady
+from engine.adapters.source import AdapterEvent, AdapterReady
 
 
 class LoadedAdapters:

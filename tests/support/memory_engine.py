@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from engine.adapter_source import AdapterEvent, AdapterFailed, AdapterReady
+from engine.adapters.source import AdapterEvent, AdapterFailed, AdapterReady
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.messages import EngineRequest, FinishReason, RequestOutput

@@ -15,7 +15,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import AdapterUnavailable
 from engine.messages import EngineRequest, FinishReason
-from engine.overlapped_runner import with_drawn_tokens
+from engine.runner.overlapped_runner import with_drawn_tokens
 from engine.scheduled_batch import (
     SampledRow,
     SampledToken,
@@ -23,7 +23,7 @@ from engine.scheduled_batch import (
     ScheduledBatch,
     StepResult,
 )
-from engine.sequence import Sequence as EngineSequence
+from engine.scheduling.sequence import Sequence as EngineSequence
 
 EOS = 0
 VOCAB_SIZE = 40
@@ -210,7 +210,7 @@ class MemoryRunner:
 
 
 class Flight:
-    """An `engine.runner.RunningStep`."""
+    """An `engine.runner.protocol.RunningStep`."""
 
     def __init__(self, compute: Callable[[], StepResult], flights: "list[Flight]") -> None:
         self._compute = compute

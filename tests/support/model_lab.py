@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
-from engine.adapter_weights import AdapterWeights
-from engine.build_runner import BuiltRunner, build_runner
+from engine.runner.adapter_weights import AdapterWeights
+from engine.runner.build_runner import BuiltRunner, build_runner
 from tests.support.hand_driver import GreedySampler, HandDriver
 from tests.support.peft_reference import PeftReference
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_adapter, make_tiny_model

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention import AttentionShape
-from engine.batch_inputs import BatchInputs, build_batch_inputs
-from engine.kv_cache import KVShape
+from engine.runner.attention import AttentionShape
+from engine.runner.batch_inputs import BatchInputs, build_batch_inputs
+from engine.runner.kv_cache import KVShape
 from engine.scheduled_batch import ScheduledRow
 from engine.triton.attention import StaticAttentionPlan, TritonAttention
 from engine.triton.kv_cache import FP8, TritonKVCache

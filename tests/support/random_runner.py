@@ -9,7 +9,7 @@ from engine.scheduled_batch import SampledRow, ScheduledBatch, StepResult
 
 
 class RandomRunner:
-    """An `engine.runner.Runner`; a row's logits are a function of its tokens alone."""
+    """An `engine.runner.protocol.Runner`; a row's logits are a function of its tokens alone."""
 
     def __init__(self, sampler: Sampler, vocab_size: int) -> None:
         self._sampler = sampler

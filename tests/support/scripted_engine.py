@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.adapter_disk import ADAPTER_FILES
+from engine.adapters.disk import ADAPTER_FILES
 from engine.config import SchedulerConfig
 from engine.errors import AdapterUnavailable
-from engine.inline_client import InlineEngineClient
 from engine.messages import EngineInfo, EngineRequest
 from engine.parts import AdapterLimits, EngineParts
-from engine.runner import Runner
+from engine.runner.protocol import Runner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import (
     SampledRow,
@@ -29,6 +28,7 @@ from engine.scheduled_batch import (
     ScheduledBatch,
     StepResult,
 )
+from engine.transport.inline_client import InlineEngineClient
 
 EOS = 0
 VOCAB_SIZE = 512
@@ -73,7 +73,7 @@ class FakeWeights:
 
 
 class ScriptedRunner:
-    """An `engine.runner.Runner` that draws tokens from a script.
+    """An `engine.runner.protocol.Runner` that draws tokens from a script.
 
     `before_step(batch)` is called first in each step: to wait on a `threading.Event`, to raise, or
     to keep the batch. A row whose `prompt[0]` is in `failing_rows` fails alone.

@@ -7,7 +7,7 @@ from typing import Any
 
 from adapter_store.blobs import LocalBlobStore
 from engine.config import SchedulerConfig
-from engine.inline_client import InlineEngineClient
+from engine.transport.inline_client import InlineEngineClient
 from loraplex.adapter_cache import fetch_from
 from tests.support.scripted_engine import ScriptedRunner, scripted_parts
 from tests.support.service import TestService, running_service

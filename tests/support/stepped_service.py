@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import SchedulerConfig
-from engine.inline_client import InlineEngineClient
 from engine.parts import EngineParts
 from engine.scheduled_batch import ScheduledBatch
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
+from engine.transport.inline_client import InlineEngineClient
 from tests.support.scripted_engine import (
     ScriptedRunner,
     endless,

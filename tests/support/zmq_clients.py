@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from engine.zmq_client import ZmqEngineClient
+from engine.transport.zmq_client import ZmqEngineClient
 from tests.support.scripted_engine import put_fake_adapter
 from tests.support.waiting import SECONDS
 

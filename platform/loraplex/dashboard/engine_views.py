@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from engine.wait_causes import WaitCause
+from engine.scheduling.wait_causes import WaitCause
 from loraplex.dashboard.views import PercentileColumns, Window
 
 

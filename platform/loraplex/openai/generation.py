@@ -21,8 +21,8 @@ from engine.messages import (
     RequestTiming,
     TokenLogprob,
 )
-from engine.request_stream import RequestStream
 from engine.text.text_stream import TextStream
+from engine.transport.request_stream import RequestStream
 from loraplex.ending_calls import TENANT_SUSPENDED, VERSION_DELETED
 from loraplex.errors import ApiError, adapter_unavailable
 from loraplex.openai.deadline import Deadline

@@ -18,7 +18,7 @@ from engine.engine_stats import EngineStats
 from engine.errors import EngineUnavailable
 from engine.messages import EngineMessage, GetStats, Stats
 from engine.telemetry.records import Cursor, GetTelemetry, Telemetry
-from engine.wire import Codec, WireError
+from engine.transport.wire import Codec, WireError
 
 ANSWER_SECONDS = 5.0
 """An engine may be within a step: its records wait, and so may the next question."""

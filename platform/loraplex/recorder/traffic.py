@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from adapter_store.model_ref import BASE_NAME
+from engine.scheduling.wait_causes import CAUSES
 from engine.telemetry.adapter_totals import is_good
 from engine.telemetry.labels import name_of, version_of
 from engine.telemetry.records import Objective, RequestRecord
-from engine.wait_causes import CAUSES
 from loraplex.recorder.sketch import Sketch, merge_packed, pack_all
 
 FINISHES = ("stop", "length", "abort", "timeout", "error")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import get_args
 
-from engine.wait_causes import WaitCause
+from engine.scheduling.wait_causes import WaitCause
 from loraplex.reports.axis import Axis, axis, tick_label
 from loraplex.reports.plots import BarPlot, LinePlot, Point, Series
 

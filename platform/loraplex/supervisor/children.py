@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.engine_args import EngineArgs
-from engine.silence import dead_after
+from engine.transport.silence import dead_after
 from loraplex.recorder.process import RecorderArgs
 from loraplex.settings import MetricsSettings, Settings
 from loraplex.supervisor.child import Child

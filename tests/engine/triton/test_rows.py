@@ -5,9 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kv_cache import KVShape
 from engine.models.rotary import RotaryTable
 from engine.ops import HeadNorms, TorchOps
+from engine.runner.kv_cache import KVShape
 from engine.triton import fp8
 from engine.triton.kv_cache import FP8
 from engine.triton.ops import TritonOps

@@ -1,0 +1,1 @@
+"""Runs scheduled batches: where the tensors are."""

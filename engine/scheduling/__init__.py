@@ -1,0 +1,1 @@
+"""Which sequences run in each step, of which adapters, in which blocks: no tensor in here."""

@@ -1,0 +1,1 @@
+"""The engine's socket, both ends of it."""
