@@ -34,7 +34,7 @@ def make_policy(config: SchedulerConfig, lifecycle: Lifecycle) -> StepPolicy:
     admission = Admission(lifecycle, config)
     match config.policy:
         case "chunked":
-            return ChunkedPolicy(lifecycle, admission, config.attention_context)
+            return ChunkedPolicy(lifecycle, admission, config)
         case "prefill_first":
             return PrefillFirstPolicy(lifecycle, admission)
         case "static":
@@ -51,12 +51,11 @@ class ChunkedPolicy:
 
     keeps_finished = False
 
-    def __init__(
-        self, lifecycle: Lifecycle, admission: Admission, attention_context: int | None
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, admission: Admission, config: SchedulerConfig) -> None:
         self._lifecycle = lifecycle
         self._admission = admission
-        self._attention_context = attention_context
+        self._attention_context = config.attention_context
+        self._block_size = config.block_size
 
     def fill(self, plan: StepPlan) -> None:
         """See `StepPolicy`."""
@@ -95,7 +94,7 @@ class ChunkedPolicy:
         left, context = sequence.num_uncomputed - granted, sequence.num_computed + granted
         if not left or not budget:
             return
-        fitting = tokens_within(budget, context, self._attention_context)
+        fitting = tokens_within(budget, context, self._attention_context, self._block_size)
         if fitting < left:
             # It has used up its part: no more than two prefills begin in a step and do not end.
             plan.grant(sequence, fitting, budget)

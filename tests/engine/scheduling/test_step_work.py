@@ -10,9 +10,10 @@ BUDGET = 16
 ATTENTION_CONTEXT = 32
 
 
-def _engine(attention_context: int | None, **config) -> MemoryEngine:
+def _engine(attention_context: int | None, block_size: int = 1, **config) -> MemoryEngine:
     return MemoryEngine(
-        num_kv_blocks=256,
+        num_kv_blocks=1024 // block_size,
+        block_size=block_size,
         max_model_len=256,
         max_num_batched_tokens=BUDGET,
         attention_context=attention_context,
@@ -37,13 +38,14 @@ def _work(start: int, num_tokens: int) -> float:
     budget=st.integers(1, 4096),
     context=st.integers(0, 10**6),
     attention_context=st.one_of(st.none(), st.integers(1, 10**5)),
+    block_size=st.integers(1, 64),
 )
-def test_what_fits_a_budget_costs_no_more_and_one_token_more_would(
-    budget, context, attention_context
+def test_what_fits_a_budget_costs_no_more_unless_it_is_a_block_and_one_token_more_would(
+    budget, context, attention_context, block_size
 ):
-    fitting = tokens_within(budget, context, attention_context)
+    fitting = tokens_within(budget, context, attention_context, block_size)
     assert 1 <= fitting <= budget
-    assert cost_of(fitting, context, attention_context) <= budget or fitting == 1
+    assert cost_of(fitting, context, attention_context) <= budget or fitting <= block_size
     assert cost_of(fitting + 1, context, attention_context) > budget
 
 
@@ -77,8 +79,8 @@ def test_a_long_prompt_leaves_half_of_a_step_to_a_short_one_wherever_it_is():
     assert all(engine.is_over(key) for key in engine.messages)
 
 
-def test_a_prefill_goes_on_where_one_token_costs_more_than_the_budget_has_left():
-    engine = _engine(1, max_num_seqs=BUDGET)
+def test_a_prefill_goes_on_where_a_block_costs_more_than_the_budget_has_left():
+    engine = _engine(1, block_size=4, max_num_seqs=BUDGET)
     engine.add(request(1, [1, 2, 3, 4] * 10, max_tokens=1))
     for number in range(2, BUDGET + 1):
         engine.add(request(number, [number], max_tokens=60, ignore_eos=True))
