@@ -170,14 +170,4 @@ def test_a_mixed_batch_changes_no_bit_in_bfloat16(tmp_path):
     own = {"modules_to_save": ["embed_tokens", "lm_head", "norm"], "target_modules": ["o_proj"]}
     lab.install(3, lab.adapter("own", seed=2, **own))
     requests = [(70, 0), (3, None), (41, 1), (64, 3), (17, None), (90, 1), (33, 3), (8, 0)]
-
-    def run(requests, chunk):
-        driver = lab.driver()
-        sequences = [driver.add(prompt_of(n, seed=n), slot) for n, slot in requests]
-        driver.generate(sequences, 10, chunk=chunk)
-        return sequences
-
-    for crowded, request in zip(run(requests, 23), requests, strict=True):
-        [alone] = run([request], 90)
-        assert alone.output == crowded.output
-        assert torch.equal(torch.stack(alone.logits), torch.stack(crowded.logits))
+    lab.check_alone_as_in_a_crowd(requests)

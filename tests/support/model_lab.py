@@ -1,12 +1,15 @@
 """A tiny model with its runner, adapters and PEFT references, for tests of the engine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from adapter_store.digest import CONFIG_FILE, WEIGHTS_FILE, hash_files
 from engine.runner.adapter_weights import AdapterWeights
 from engine.runner.build_runner import BuiltRunner, build_runner
-from tests.support.hand_driver import GreedySampler, HandDriver
+from tests.support.hand_driver import GreedySampler, HandDriver, HandSequence
 from tests.support.peft_reference import PeftReference
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_adapter, make_tiny_model
 
@@ -57,6 +60,20 @@ class ModelLab:
 
     def driver(self) -> HandDriver:
         return HandDriver(self.runner, self.sampler, NUM_BLOCKS)
+
+    def check_alone_as_in_a_crowd(self, requests: Sequence[tuple[int, int | None]]) -> None:
+        """A request, a prompt's length and a slot, has the same bits whatever shares its batch."""
+
+        def run(requests: Sequence[tuple[int, int | None]], chunk: int) -> list[HandSequence]:
+            driver = self.driver()
+            sequences = [driver.add(prompt_of(n, seed=n), slot) for n, slot in requests]
+            driver.generate(sequences, 10, chunk=chunk)
+            return sequences
+
+        for crowded, request in zip(run(requests, 23), requests, strict=True):
+            [alone] = run([request], 90)
+            assert alone.output == crowded.output
+            assert torch.equal(torch.stack(alone.logits), torch.stack(crowded.logits))
 
     def adapter(self, name: str, **config: Any) -> Path:
         folder = self._folder / name

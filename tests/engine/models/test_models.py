@@ -182,17 +182,7 @@ def test_a_mixed_batch_changes_no_bit(tmp_path, family, dtype):
     lab.install(0, lab.adapter("all", r=12, target_modules="all-linear"))
     lab.install(1, lab.adapter("some", seed=1, r=3, target_modules=names))
     requests = [(70, 0), (3, None), (41, 1), (64, 0), (17, None), (90, 1)]
-
-    def run(requests, chunk):
-        driver = lab.driver()
-        sequences = [driver.add(prompt_of(n, seed=n), slot) for n, slot in requests]
-        driver.generate(sequences, 10, chunk=chunk)
-        return sequences
-
-    for crowded, request in zip(run(requests, 23), requests, strict=True):
-        [alone] = run([request], 90)
-        assert alone.output == crowded.output
-        assert torch.equal(torch.stack(alone.logits), torch.stack(crowded.logits))
+    lab.check_alone_as_in_a_crowd(requests)
 
 
 def test_a_sharded_checkpoint_equals_a_single_file(labs, tmp_path):
